@@ -1,0 +1,159 @@
+"""Parts of a plan cut into pieces that fit the working memory, as views of the tensors.
+
+A piece is N blocks of R queries and C keys. It knows how to read its queries and keys from a
+tensor (heads, length, width), and how to add what was computed for them back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from eyeline.planning import Gathered, Part, Plan, Run, Slab
+
+
+# A mask is evaluated on int64 positions, then kept as bools and as floats.
+_MASK_BYTES = 32
+
+
+class Piece(ABC):
+    """N blocks of queries and keys; ``mask`` is bool (R, C) or None, shared by the N blocks."""
+
+    mask: Tensor | None
+
+    @abstractmethod
+    def queries(self, x: Tensor) -> Tensor:
+        """(H, L, …) to the blocks' queries, (N, H, R, …)."""
+
+    @abstractmethod
+    def keys(self, x: Tensor) -> Tensor:
+        """(Hk, S, E) to the blocks' keys, (N, Hk, C, E)."""
+
+    @abstractmethod
+    def put_queries(self, x: Tensor, blocks: Tensor) -> None:
+        """Write (N, H, R, …) into the queries of x."""
+
+    @abstractmethod
+    def add_keys(self, x: Tensor, blocks: Tensor) -> None:
+        """Add (N, Hk, C, E) to the keys of x; blocks may share keys."""
+
+    @abstractmethod
+    def span(self) -> tuple[int, int]:
+        """The least range of queries that holds all of the piece's, if it holds no others."""
+
+
+class Footprint(NamedTuple):
+    """Working memory of a piece, in bytes: for each query, for each key, and for each pair."""
+
+    query: int
+    key: int
+    pair: int
+
+
+def pieces(plan: Plan, part: Part, footprint: Footprint, budget: int) -> Iterator[Piece]:
+    """Cut a part into pieces of about ``budget`` bytes, but at least one block or row each."""
+    if isinstance(part, Slab):
+        yield from _slab_pieces(plan, part, footprint, budget)
+        return
+    block = part.rows * footprint.query + part.columns * footprint.key
+    block += part.rows * part.columns * footprint.pair
+    count = max(budget // max(block, 1), 1)
+    if isinstance(part, Gathered):
+        for q0, k0 in zip(part.q0.split(count), part.k0.split(count), strict=True):
+            yield Listed(q0, k0, part.rows, part.columns)
+        return
+    for i in range(0, part.count, count):
+        ahead, some = i * part.step, min(count, part.count - i)
+        shape = (part.rows, part.columns, part.step, some)
+        yield Strided(part.q0 + ahead, part.k0 + ahead, *shape, part.mask)
+
+
+def _slab_pieces(plan: Plan, part: Slab, footprint: Footprint, budget: int) -> Iterator[Piece]:
+    # Without a cost for keys there is no reason to split them, and a merge to be saved.
+    columns = min(max(budget // footprint.key, 64), part.columns) if footprint.key else part.columns
+    pair = max(footprint.pair, _MASK_BYTES if part.masked else 0)
+    rows = max(budget // max(footprint.query + columns * pair, 1), 1)
+    for q0, height in _cuts(part.q0, part.rows, rows):
+        for k0, width in _cuts(part.k0, part.columns, columns):
+            mask = plan.mask(q0, height, k0, width) if part.masked else None
+            yield Strided(q0, k0, height, width, 0, 1, mask)
+
+
+def _cuts(start: int, length: int, size: int) -> Iterator[tuple[int, int]]:
+    for offset in range(0, length, size):
+        yield start + offset, min(size, length - offset)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Strided(Piece):
+    """Blocks at equal steps: overlapping views, nothing is copied."""
+
+    q0: int
+    k0: int
+    rows: int
+    columns: int
+    step: int
+    count: int
+    mask: Tensor | None
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self._blocks(x, self.q0, self.rows)
+
+    def keys(self, x: Tensor) -> Tensor:
+        return self._blocks(x, self.k0, self.columns)
+
+    def put_queries(self, x: Tensor, blocks: Tensor) -> None:
+        self.queries(x).copy_(blocks)
+
+    def add_keys(self, x: Tensor, blocks: Tensor) -> None:
+        # Neighbouring blocks share keys. Slices no wider than a step do not overlap.
+        width = self.step if self.count > 1 else self.columns
+        for first in range(0, self.columns, width):
+            end = min(first + width, self.columns)
+            self._blocks(x, self.k0 + first, end - first).add_(blocks[:, :, first:end])
+
+    def span(self) -> tuple[int, int]:
+        return self.q0, self.q0 + (self.count - 1) * self.step + self.rows
+
+    def _blocks(self, x: Tensor, start: int, length: int) -> Tensor:
+        heads, along = x.stride(0), x.stride(1)
+        size = (self.count, x.shape[0], length, *x.shape[2:])
+        stride = (self.step * along, heads, along, *x.stride()[2:])
+        return x.as_strided(size, stride, x.storage_offset() + start * along)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Listed(Piece):
+    """Blocks at arbitrary places, without masks: their queries and keys are copied together."""
+
+    q0: Tensor
+    k0: Tensor
+    rows: int
+    columns: int
+    mask: Tensor | None = None
+
+    def queries(self, x: Tensor) -> Tensor:
+        return x[:, self._index(self.q0, self.rows, x)].transpose(0, 1)
+
+    def keys(self, x: Tensor) -> Tensor:
+        return x[:, self._index(self.k0, self.columns, x)].transpose(0, 1)
+
+    def put_queries(self, x: Tensor, blocks: Tensor) -> None:
+        x[:, self._index(self.q0, self.rows, x)] = blocks.transpose(0, 1)
+
+    def add_keys(self, x: Tensor, blocks: Tensor) -> None:
+        index = self._index(self.k0, self.columns, x).flatten()
+        x.index_add_(1, index, blocks.transpose(0, 1).flatten(1, 2))
+
+    def span(self) -> tuple[int, int]:
+        return int(self.q0.min()), int(self.q0.max()) + self.rows
+
+    def _index(self, start: Tensor, length: int, x: Tensor) -> Tensor:
+        return (start[:, None] + torch.arange(length)).to(x.device)

@@ -1,0 +1,51 @@
+"""The oracle: the whole matrix, readable from top to bottom. Every kernel is compared with it.
+
+    score[i, j] = scale · query[i] · key[j]          where i may look at j, else -inf
+    lse[i]      = log Σ_j exp(score[i, j])
+    weight      = exp(score - lse)
+    output[i]   = Σ_j weight[i, j] · value[j]
+
+A query that may look at nobody gets output 0 and lse -inf. Time and memory are L·S. All
+derivatives exist: second ones, forward mode, vmap.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eyeline.kernels.masks import mask_of
+from eyeline.kernels.request import Request
+
+NAME = "reference"
+
+
+def refusal(request: Request) -> str | None:
+    """The reference serves every request."""
+    return None
+
+
+def run(request: Request) -> tuple[Tensor, Tensor]:
+    """output (B, H, L, Ev) and lse (B, H, L); lse is float32 or float64."""
+    weight, lse = weights(request)
+    value = _per_query_head(request.value.to(weight.dtype), request)
+    return (weight @ value).to(request.value.dtype), lse
+
+
+def weights(request: Request) -> tuple[Tensor, Tensor]:
+    """The weight of each pair, (B, H, L, S), and the log-sum-exp of each row, (B, H, L)."""
+    wide = torch.promote_types(request.query.dtype, torch.float32)
+    key = _per_query_head(request.key.to(wide), request)
+    score = request.scale * (request.query.to(wide) @ key.transpose(-2, -1))
+    allowed = mask_of(request)
+    some = allowed.any(-1)
+    # An empty row is given real scores first and taken out afterwards, so that no derivative
+    # meets inf - inf.
+    score = score.masked_fill(~(allowed | ~some.unsqueeze(-1)), -torch.inf)
+    lse = score.logsumexp(-1)
+    weight = (score - lse.unsqueeze(-1)).exp().masked_fill(~allowed, 0.0)
+    return weight, lse.masked_fill(~some, -torch.inf)
+
+
+def _per_query_head(x: Tensor, request: Request) -> Tensor:
+    return x.repeat_interleave(request.groups, dim=1) if request.groups > 1 else x

@@ -1,0 +1,47 @@
+"""Who may look at whom: patterns, their algebra, and their text form."""
+
+from eyeline.patterns.algebra import And as And
+from eyeline.patterns.algebra import Not as Not
+from eyeline.patterns.algebra import Or as Or
+from eyeline.patterns.base import Pattern as Pattern
+from eyeline.patterns.bounds import EMPTY as EMPTY
+from eyeline.patterns.bounds import FULL as FULL
+from eyeline.patterns.bounds import PARTIAL as PARTIAL
+from eyeline.patterns.bounds import Bounds as Bounds
+from eyeline.patterns.causal import Causal as Causal
+from eyeline.patterns.chunks import Chunks as Chunks
+from eyeline.patterns.documents import SameDocument as SameDocument
+from eyeline.patterns.explicit import Explicit as Explicit
+from eyeline.patterns.full import Full as Full
+from eyeline.patterns.predicate import Predicate as Predicate
+from eyeline.patterns.ready import prefix_lm as prefix_lm
+from eyeline.patterns.ready import sliding_window as sliding_window
+from eyeline.patterns.ready import streaming as streaming
+from eyeline.patterns.sinks import Sinks as Sinks
+from eyeline.patterns.text import Parser as _Parser
+from eyeline.patterns.text import Vocabulary as _Vocabulary
+from eyeline.patterns.window import Window as Window
+
+ATOMS: tuple[type[Pattern], ...] = (
+    Full, Causal, Window, Sinks, SameDocument, Chunks, Explicit, Predicate,
+)  # fmt: skip
+
+VOCABULARY: _Vocabulary = {
+    **{atom.word(): atom for atom in ATOMS},
+    "sliding_window": sliding_window,
+    "streaming": streaming,
+    "prefix_lm": prefix_lm,
+}
+
+
+def parse(text: str, bound: tuple[Pattern, ...] = ()) -> Pattern:
+    """The pattern that a text describes; the inverse of ``str(pattern)``.
+
+    text: for example ``"causal & (window(left=255, right=0) | sinks(4))"``. ``&`` binds tighter
+    than ``|``, ``~`` tightest. The words are those of the atoms and the ready-made patterns;
+    values may stand without their names. bound: the patterns that ``#0``, ``#1``, … stand for.
+
+    Raises PatternSyntaxError with the place in the text and the nearest known word, also for
+    texts over 10,000 characters or nested deeper than 50.
+    """
+    return _Parser(text, VOCABULARY, bound).parse()

@@ -1,0 +1,119 @@
+"""Pattern: the rule that says who may look at whom. Everything else is derived from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from eyeline.patterns.bounds import EMPTY, PARTIAL, UNBOUNDED, Bounds
+from eyeline.tokens import NOBODY, Points, Tokens
+
+if TYPE_CHECKING:
+    from eyeline.patterns.algebra import And, Not, Or
+
+
+class Pattern(ABC):
+    """allows(q, k) is True where the query at q may look at the key at k.
+
+    A pattern is a frozen value that knows no length and no device. ``&``, ``|`` and ``~`` combine
+    patterns. To write one, make a frozen dataclass with ``allows``; add ``verdict`` to have whole
+    tiles skipped, and ``signature`` to have equal tiles share one mask.
+
+    Nobody (position -1) is excluded by the kernels, outside the algebra: a pattern need not ask.
+    """
+
+    compares_positions = True
+    """Whether the answer depends on where tokens stand. If so, more queries than keys need
+    explicit tokens."""
+
+    @abstractmethod
+    def allows(self, q: Points, k: Points) -> Tensor:
+        """True where q may look at k: a bool tensor that broadcasts with q and k."""
+
+    def verdict(self, q: Bounds, k: Bounds) -> Tensor:
+        """EMPTY, PARTIAL or FULL for each pair of ranges (uint8).
+
+        Sound: EMPTY and FULL are never wrong. PARTIAL may be pessimistic, and is the default.
+        """
+        return torch.full_like(q.min + k.min, PARTIAL, dtype=torch.uint8)
+
+    def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...] | None:
+        """Integers that decide the mask of a PARTIAL tile of consecutive positions.
+
+        Two tiles of one shape whose signatures are equal have equal masks. None (the default)
+        means that nothing is known; such tiles are evaluated one by one.
+        """
+        return None
+
+    def at(self, batch: int, head: int) -> Pattern:
+        """The pattern that holds in one batch row and one head. See ``varies_by``."""
+        return self
+
+    @property
+    def varies_by(self) -> frozenset[str]:
+        """What else the rule depends on: a subset of {"batch", "head"}."""
+        return frozenset()
+
+    @property
+    def bound(self) -> tuple[Pattern, ...]:
+        """The leaves that carry tensors or callables, in the order of the text's #0, #1, …"""
+        return ()
+
+    def needed(self, keys: Tokens, next_position: int | Tensor) -> Tensor:
+        """Which keys may still be looked at by a query at next_position or later.
+
+        keys: positions of shape (S,) or (B, S); next_position: a number, or int64 (B, 1).
+        Returns a bool tensor of the shape of the positions. Sound for every expression; a cache
+        evicts exactly the keys for which this is False.
+        """
+        position = keys.positions
+        low = torch.as_tensor(next_position, device=position.device)
+        nothing = torch.zeros_like(position)
+        document = nothing if keys.documents is None else keys.documents
+        future = Bounds(low, torch.full_like(low, UNBOUNDED), nothing, nothing + UNBOUNDED)
+        verdict = self.verdict(future, Bounds(position, position, document, document))
+        return (verdict != EMPTY) & (position != NOBODY)
+
+    def mask_mod(self, batch: Any, head: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """The rule as FlexAttention's mask callable, for one document at positions 0, 1, 2, …"""
+        zero = torch.zeros_like(q_idx)
+        return self.allows(Points(q_idx, zero), Points(kv_idx, torch.zeros_like(kv_idx)))
+
+    def __and__(self, other: Pattern) -> And:
+        from eyeline.patterns.algebra import And
+
+        return And.of(self, other) if isinstance(other, Pattern) else NotImplemented
+
+    def __or__(self, other: Pattern) -> Or:
+        from eyeline.patterns.algebra import Or
+
+        return Or.of(self, other) if isinstance(other, Pattern) else NotImplemented
+
+    def __invert__(self) -> Not:
+        from eyeline.patterns.algebra import Not
+
+        return Not(self)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a pattern has no truth value: combine with & | ~, not and / or / not")
+
+    def __str__(self) -> str:
+        from eyeline.patterns.text import format_pattern
+
+        return format_pattern(self)
+
+    @classmethod
+    def word(cls) -> str:
+        """The pattern's name in text: its class name in lower case with underscores."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def arguments(self) -> dict[str, Any]:
+        """The fields that stand between the brackets in text."""
+        if not dataclasses.is_dataclass(self):
+            return {}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

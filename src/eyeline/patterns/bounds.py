@@ -1,0 +1,29 @@
+"""Ranges of tokens, and the three answers a pattern gives about a pair of ranges."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+
+# Bounds of tokens that nothing is known of: every real position and document lies below.
+UNBOUNDED = 1 << 60
+
+
+# A signature column with this value says: nothing is known of this tile's mask.
+UNKNOWN = -(1 << 60)
+
+
+class Bounds(NamedTuple):
+    """The least and greatest position and document in each of some ranges of tokens.
+
+    All four are int64 and broadcast against the bounds of the other side. A verdict about bounds
+    holds for every token that can lie within them.
+    """
+
+    min: Tensor
+    max: Tensor
+    document_min: Tensor
+    document_max: Tensor

@@ -1,0 +1,57 @@
+"""Neighbours: a band around the diagonal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from eyeline.errors import InvalidArgument
+from eyeline.patterns.base import Pattern
+from eyeline.patterns.bounds import UNBOUNDED, Bounds
+from eyeline.patterns.verdicts import from_tests
+from eyeline.tokens import Points
+
+
+@final
+@dataclass(frozen=True)
+class Window(Pattern):
+    """allows(i, j) = (i - left <= j <= i + right), by position.
+
+    left, right: how many neighbours on each side, the token itself not counted. None: no limit.
+    ``Window(0, 0)`` looks only at itself. ``sliding_window(size)`` is ``Causal() & Window(size -
+    1, 0)``: size keys, the token included.
+
+    Raises InvalidArgument for a negative width.
+    """
+
+    left: int | None
+    right: int | None
+
+    def __post_init__(self) -> None:
+        for name, width in (("left", self.left), ("right", self.right)):
+            if width is not None and (isinstance(width, bool) or not isinstance(width, int)):
+                raise InvalidArgument(f"window {name}={width!r}: a whole number, or None")
+            if width is not None and width < 0:
+                raise InvalidArgument(f"window {name}={width}: at least 0, or None for no limit")
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        left = self.left if self.left is not None else UNBOUNDED
+        return left, self.right if self.right is not None else UNBOUNDED
+
+    def allows(self, q: Points, k: Points) -> Tensor:
+        left, right = self._limits
+        distance = q.position - k.position
+        return (distance <= left) & (distance >= -right)
+
+    def verdict(self, q: Bounds, k: Bounds) -> Tensor:
+        left, right = self._limits
+        least, most = q.min - k.max, q.max - k.min
+        return from_tests(
+            full=(most <= left) & (least >= -right), some=(least <= left) & (most >= -right)
+        )
+
+    def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...]:
+        return (q.min - k.min,)

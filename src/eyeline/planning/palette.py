@@ -1,0 +1,139 @@
+"""The masks of PARTIAL tiles: tiles with equal signatures share one, so one is evaluated for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eyeline.patterns import Pattern
+from eyeline.patterns.bounds import UNKNOWN
+from eyeline.planning.refine import Tiling
+from eyeline.tokens import NOBODY, Points, Tokens
+
+# At most this many mask entries are evaluated ahead. Tiles beyond it count as unknown.
+_LARGEST_PALETTE = 1 << 24
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Shared masks of PARTIAL tiles.
+
+    code: (P,) which mask each PARTIAL tile has: 1 … M, or 0 where its mask is made when used.
+    box: (M + 1, 4) the rectangle that holds all True of a mask: first row, end row, first column,
+        end column, within the tile. Entry 0 is the whole tile.
+    solid: (M + 1,) whether all of the box is True, so that it needs no mask.
+    count: (M + 1,) the number of True.
+    """
+
+    code: Tensor
+    box: Tensor
+    solid: Tensor
+    count: Tensor
+
+
+def palette(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tiling: Tiling) -> Palette:
+    """Find which PARTIAL tiles share a mask, and evaluate one tile for each mask."""
+    code, examples = _codes(pattern, q_tokens, k_tokens, tiling)
+    tile = tiling.tile
+    box = torch.tensor([[0, tile, 0, tile]], device=code.device)
+    solid = torch.zeros(1, dtype=torch.bool, device=code.device)
+    count = torch.zeros(1, dtype=torch.int64, device=code.device)
+    if not len(examples):
+        return Palette(code, box, solid, count)
+    masks = evaluate(pattern, q_tokens, k_tokens, tiling.partial[examples], tile)
+    count = torch.cat([count, masks.sum((1, 2))])
+    boxes = torch.cat([_span(masks.any(2)), _span(masks.any(1))], 1)
+    area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
+    return Palette(
+        code, torch.cat([box, boxes]), torch.cat([solid, area == count[1:]]), count
+    )
+
+
+def evaluate(
+    pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tiles: Tensor, tile: int
+) -> Tensor:
+    """The masks of some tiles, (N, tile, tile); slots past the end are False."""
+    q, q_real = _points(q_tokens, tiles[:, 0], tile)
+    k, k_real = _points(k_tokens, tiles[:, 1], tile)
+    allowed = pattern.allows(
+        Points(*(x[:, :, None] for x in q)), Points(*(x[:, None, :] for x in k))
+    )
+    return allowed & q_real[:, :, None] & k_real[:, None, :]
+
+
+def _points(tokens: Tokens, tiles: Tensor, tile: int) -> tuple[Points, Tensor]:
+    slot = tiles[:, None] * tile + torch.arange(tile, device=tiles.device)
+    inside = slot < tokens.length
+    slot = slot.clamp(max=tokens.length - 1)
+    position = tokens.positions[slot]
+    document = torch.zeros_like(slot) if tokens.documents is None else tokens.documents[slot]
+    return Points(position, document), inside & (position != NOBODY)
+
+
+def _span(used: Tensor) -> Tensor:
+    """First and end index of the True in each row: (M, 2); (0, 0) where there is none."""
+    width = used.shape[1]
+    first = used.int().argmax(1)
+    end = width - used.flip(1).int().argmax(1)
+    none = ~used.any(1)
+    return torch.stack([first, end], 1).masked_fill(none[:, None], 0)
+
+
+def _codes(
+    pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tiling: Tiling
+) -> tuple[Tensor, Tensor]:
+    """The code of each PARTIAL tile, and the index of one example for each code from 1 on."""
+    row, column = tiling.partial.unbind(1)
+    code = torch.zeros_like(row)
+    nothing = torch.zeros(0, dtype=torch.int64, device=row.device)
+    q, k = tiling.rows.take(row), tiling.columns.take(column)
+    signature = pattern.signature(q.bounds, k.bounds)
+    if signature is None or not len(row):
+        return code, nothing
+    ragged = [
+        (tiles == len(level.somebody) - 1).long() * (tokens.length % tiling.tile)
+        for tiles, level, tokens in (
+            (row, tiling.rows, q_tokens),
+            (column, tiling.columns, k_tokens),
+        )
+    ]
+    table = torch.stack([x.broadcast_to(row.shape) for x in (*signature, *ragged)], 1)
+    known = (table != UNKNOWN).all(1)
+    known &= _consecutive(q_tokens, tiling.tile)[row] & _consecutive(k_tokens, tiling.tile)[column]
+    index = known.nonzero()[:, 0]
+    shared, examples = _group(table[index])
+    fits = examples[: _LARGEST_PALETTE // tiling.tile**2]
+    code[index] = torch.where(shared < len(fits), shared + 1, 0)
+    return code, index[fits]
+
+
+def _consecutive(tokens: Tokens, tile: int) -> Tensor:
+    """For each tile: do its slots stand at consecutive positions, with nobody missing?"""
+    position = tokens.positions
+    ends = torch.ones_like(position, dtype=torch.bool)
+    ends[1:] = (position[1:] - position[:-1] == 1) & (position[:-1] != NOBODY)
+    ends[::tile] = position[::tile] != NOBODY
+    padded = torch.nn.functional.pad(ends, (0, -len(ends) % tile), value=True)
+    return padded.view(-1, tile).all(1)
+
+
+def _group(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the distinct rows of a table by falling frequency; one example row for each.
+
+    Rows are compared by a hash first, since sorting whole rows is slow, and then exactly.
+    """
+    key = torch.zeros(len(table), dtype=torch.int64, device=table.device)
+    for column in table.unbind(1):
+        key = (key ^ column) * _ODD
+        key = key ^ (key >> 29)
+    _, group, size = key.unique(return_inverse=True, return_counts=True)
+    example = torch.zeros_like(size).scatter_(0, group, torch.arange(len(table)))
+    if not torch.equal(table, table[example[group]]):
+        _, group, size = table.unique(dim=0, return_inverse=True, return_counts=True)
+        example = torch.zeros_like(size).scatter_(0, group, torch.arange(len(table)))
+    order = size.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    return rank[group], example[order]

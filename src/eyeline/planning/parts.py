@@ -1,0 +1,62 @@
+"""The parts of a plan: shapes of work that a kernel can do in one call, as plain numbers.
+
+Parts are disjoint: together they hold every allowed pair once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Run:
+    """``count`` rectangles of one shape and mask, each ``step`` further along the diagonal.
+
+    Rectangle i: queries q0 + i·step … + rows - 1, keys k0 + i·step … + columns - 1. Its tensors
+    are overlapping views, nothing is copied.
+    mask: bool (rows, columns) shared by all of them, or None when every pair is allowed.
+    """
+
+    q0: int
+    k0: int
+    rows: int
+    columns: int
+    step: int
+    count: int
+    mask: Tensor | None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Slab:
+    """One rectangle of any size.
+
+    masked: whether pairs within it are forbidden; its mask is then made when it is used.
+    """
+
+    q0: int
+    k0: int
+    rows: int
+    columns: int
+    masked: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Rectangles of one shape without masks at arbitrary places; their tensors are copied.
+
+    q0, k0: int64 (N,), the first query and key of each; no query lies in two of them.
+    """
+
+    q0: Tensor
+    k0: Tensor
+    rows: int
+    columns: int
+
+
+Part = Run | Slab | Gathered

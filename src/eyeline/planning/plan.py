@@ -1,0 +1,134 @@
+"""plan: which parts of the (L, S) rectangle must be computed, in time linear in what is there."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import final
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import InvalidArgument
+from eyeline.patterns import Pattern
+from eyeline.planning.grouping import group
+from eyeline.planning.palette import palette
+from eyeline.planning.parts import Gathered, Part, Run
+from eyeline.planning.rectangles import rectangles
+from eyeline.planning.refine import refine
+from eyeline.tokens import NOBODY, Points, Tokens, default_tokens
+
+TILE = 64
+LARGEST_TILE = 512
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A pattern laid out for given tokens: disjoint parts that hold every allowed pair once."""
+
+    pattern: Pattern
+    q_tokens: Tokens
+    k_tokens: Tokens
+    tile: int
+    parts: tuple[Part, ...]
+
+    @property
+    def area(self) -> int:
+        """How many pairs the parts compute, allowed or not."""
+        return sum(_area(part) for part in self.parts)
+
+    def mask(self, q0: int, rows: int, k0: int, columns: int) -> Tensor:
+        """Which pairs of one rectangle of slots are allowed: bool (rows, columns)."""
+        q = self.q_tokens.points(axis=-2)
+        k = self.k_tokens.points(axis=-1)
+        rows_of = Points(*(x[q0 : q0 + rows] for x in q))
+        columns_of = Points(*(x[:, k0 : k0 + columns] for x in k))
+        allowed = self.pattern.allows(rows_of, columns_of)
+        return allowed & (rows_of.position != NOBODY) & (columns_of.position != NOBODY)
+
+    def __str__(self) -> str:
+        sizes = f"{self.q_tokens.length:,} queries × {self.k_tokens.length:,} keys"
+        lines = [f"{self.pattern}: {sizes}, tiles of {self.tile}, {self.area:,} pairs computed"]
+        kinds = {kind: [p for p in self.parts if type(p) is kind] for kind in map(type, self.parts)}
+        for kind, parts in kinds.items():
+            pairs = sum(_area(part) for part in parts)
+            lines.append(f"  {len(parts):>6,} × {kind.__name__.lower():<9} {pairs:>16,} pairs")
+        return "\n".join(lines)
+
+
+def plan(
+    pattern: Pattern,
+    length: int | None = None,
+    key_length: int | None = None,
+    *,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+    tile: int = TILE,
+) -> Plan:
+    """The parts of ``pattern`` for one sequence and one head.
+
+    length, key_length: L and S (S = L when omitted), or explicit tokens of one sequence.
+    tile: the smallest tile. Larger ones are chosen where most of the area is fully allowed.
+
+    Raises InvalidArgument for tokens of several rows and patterns that differ per batch row or
+    head: ask for one of them (``tokens.row(b)``, ``pattern.at(b, h)``).
+    """
+    q_tokens, k_tokens = one_sequence(pattern, length, key_length, q_tokens, k_tokens)
+    return planned(pattern, q_tokens, k_tokens, tile)
+
+
+def one_sequence(
+    pattern: Pattern,
+    length: int | None,
+    key_length: int | None,
+    q_tokens: Tokens | None,
+    k_tokens: Tokens | None,
+) -> tuple[Tokens, Tokens]:
+    """The tokens that ``length`` and ``key_length``, or explicit tokens, describe."""
+    if length is not None and q_tokens is None and k_tokens is None:
+        key_length = key_length if key_length is not None else length
+        if length < 0 or key_length < 0:
+            raise InvalidArgument(f"lengths are at least 0, got L={length}, S={key_length}")
+        q_tokens, k_tokens = default_tokens(length, key_length)
+    if q_tokens is None or k_tokens is None:
+        raise InvalidArgument("give a length, or both q_tokens and k_tokens")
+    if q_tokens.batch is not None or k_tokens.batch is not None:
+        raise InvalidArgument("a plan is for one sequence: choose one with tokens.row(b)")
+    if pattern.varies_by:
+        raise InvalidArgument(
+            f"{pattern} differs per {' and '.join(sorted(pattern.varies_by))}: "
+            "choose one with pattern.at(batch, head)"
+        )
+    return q_tokens, k_tokens
+
+
+@lru_cache(maxsize=64)
+def planned(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int = TILE) -> Plan:
+    """``plan`` for tokens that were checked, remembered by pattern and tokens."""
+    queries, keys = q_tokens.length, k_tokens.length
+    if not queries or not keys:
+        return Plan(pattern, q_tokens, k_tokens, tile, ())
+    tiling = refine(pattern, q_tokens, k_tokens, tile=tile, largest=max(tile, LARGEST_TILE))
+    if not len(tiling.full) and not len(tiling.partial):
+        return Plan(pattern, q_tokens, k_tokens, tiling.tile, ())
+    masks = palette(pattern, q_tokens, k_tokens, tiling)
+    runs, others = group(rectangles(tiling, masks, queries, keys))
+    draft = Plan(pattern, q_tokens, k_tokens, tiling.tile, (*runs, *others))
+    return dataclasses.replace(draft, parts=tuple(_with_mask(draft, part) for part in draft.parts))
+
+
+def _with_mask(draft: Plan, part: Part) -> Part:
+    if not isinstance(part, Run) or part.mask is None:
+        return part
+    mask = draft.mask(part.q0, part.rows, part.k0, part.columns)
+    return dataclasses.replace(part, mask=None if bool(mask.all()) else mask)
+
+
+def _area(part: Part) -> int:
+    if isinstance(part, Run):
+        return part.count * part.rows * part.columns
+    if isinstance(part, Gathered):
+        return len(part.q0) * part.rows * part.columns
+    return part.rows * part.columns

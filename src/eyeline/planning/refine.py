@@ -1,0 +1,83 @@
+"""From one coarse range to tiles: ask for verdicts, drop EMPTY, keep FULL, split PARTIAL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eyeline.patterns import EMPTY, FULL, PARTIAL, Pattern
+from eyeline.planning.pyramid import Level, pyramid
+from eyeline.tokens import Tokens
+
+# Stop splitting once PARTIAL tiles are this small a share of the area: larger tiles run faster.
+_PARTIAL_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tiles that must be looked at, in units of ``tile`` slots.
+
+    full: (F, 3) blocks of pairs that are all allowed: first row, first column, edge length.
+    partial: (P, 2) tiles that need a mask: row, column.
+    rows, columns: the finest levels of queries and keys, at this tile size.
+    """
+
+    tile: int
+    full: Tensor
+    partial: Tensor
+    rows: Level
+    columns: Level
+
+
+def refine(
+    pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, *, tile: int, largest: int
+) -> Tiling:
+    """Split the whole (L, S) rectangle until what is PARTIAL is small, between two tile sizes.
+
+    tile, largest: the smallest and largest edge of a PARTIAL tile; largest = tile · 2^m. Visits
+    the tiles that are not EMPTY and their neighbours, never all of them.
+    """
+    rows, columns = pyramid(q_tokens, tile), pyramid(k_tokens, tile)
+    same_level = max(len(rows), len(columns))
+    _extend(rows, same_level)
+    _extend(columns, same_level)
+    device = q_tokens.positions.device
+    frontier = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    full: list[Tensor] = []
+    for level in reversed(range(same_level)):
+        verdict = verdicts(pattern, rows[level], columns[level], frontier)
+        whole = frontier[verdict == FULL]
+        frontier = frontier[verdict == PARTIAL]
+        full.append(torch.cat([whole << level, torch.full_like(whole[:, :1], 1 << level)], 1))
+        edge = tile << level
+        if level == 0 or (edge <= largest and _mostly_full(full, len(frontier), level)):
+            break
+        frontier = _children(frontier, len(rows[level - 1][1]), len(columns[level - 1][1]))
+    blocks = torch.cat(full)
+    return Tiling(edge, blocks >> level, frontier, rows[level], columns[level])
+
+
+def verdicts(pattern: Pattern, rows: Level, columns: Level, tiles: Tensor) -> Tensor:
+    """The pattern's verdict about some tiles, with nobody taken out: (len(tiles),) uint8."""
+    q, k = rows.take(tiles[:, 0]), columns.take(tiles[:, 1])
+    verdict = pattern.verdict(q.bounds, k.bounds).broadcast_to(tiles.shape[:1])
+    # An empty slot is looked at by nobody: no tile that holds one is FULL.
+    verdict = torch.where(q.nobody | k.nobody, verdict.clamp(max=PARTIAL), verdict)
+    return torch.where(q.somebody & k.somebody, verdict, EMPTY)
+
+
+def _extend(levels: list[Level], count: int) -> None:
+    levels.extend([levels[-1]] * (count - len(levels)))
+
+
+def _mostly_full(full: list[Tensor], partial: int, level: int) -> bool:
+    area = sum(float(((blocks[:, 2] >> level).double() ** 2).sum()) for blocks in full)
+    return partial <= _PARTIAL_SHARE * (area + partial)
+
+
+def _children(tiles: Tensor, rows: int, columns: int) -> Tensor:
+    corner = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]], device=tiles.device)
+    children = (2 * tiles[:, None, :] + corner).view(-1, 2)
+    return children[(children[:, 0] < rows) & (children[:, 1] < columns)]
