@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from eyeline.kernels import flash, plain
 from eyeline.kernels.pieces import Footprint, Piece, pieces
 from eyeline.kernels.request import Request
-from eyeline.planning.plan import Plan, planned
+from eyeline.planning.planner import Plan, planned
 
 NAME = "tiles"
 

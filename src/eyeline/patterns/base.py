@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,6 +16,8 @@ from eyeline.tokens import NOBODY, Points, Tokens
 
 if TYPE_CHECKING:
     from eyeline.patterns.algebra import And, Not, Or
+
+MaskMod = Callable[[Any, Any, Tensor, Tensor], Tensor]
 
 
 class Pattern(ABC):
@@ -79,10 +82,14 @@ class Pattern(ABC):
         verdict = self.verdict(future, Bounds(position, position, document, document))
         return (verdict != EMPTY) & (position != NOBODY)
 
-    def mask_mod(self, batch: Any, head: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def mask_mod(self) -> MaskMod:
         """The rule as FlexAttention's mask callable, for one document at positions 0, 1, 2, …"""
-        zero = torch.zeros_like(q_idx)
-        return self.allows(Points(q_idx, zero), Points(kv_idx, torch.zeros_like(kv_idx)))
+
+        def mask_mod(b: Any, h: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            q, k = (Points(index, torch.zeros_like(index)) for index in (q_idx, kv_idx))
+            return self.allows(q, k)
+
+        return mask_mod
 
     def __and__(self, other: Pattern) -> And:
         from eyeline.patterns.algebra import And

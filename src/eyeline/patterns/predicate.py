@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns.base import Pattern
+from eyeline.patterns.base import MaskMod, Pattern
 from eyeline.tokens import Points
-
-MaskMod = Callable[[Any, Any, Tensor, Tensor], Tensor]
 
 
 @final
@@ -68,8 +65,8 @@ class Predicate(Pattern):
                 f"it must broadcast to {tuple(shape)}"
             ) from error
 
-    def mask_mod(self, batch: Any, head: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return self.callable(batch, head, q_idx, kv_idx)
+    def mask_mod(self) -> MaskMod:
+        return self.callable
 
     def arguments(self) -> dict[str, Any]:
         return {}

@@ -6,5 +6,5 @@ from eyeline.planning.parts import Gathered as Gathered
 from eyeline.planning.parts import Part as Part
 from eyeline.planning.parts import Run as Run
 from eyeline.planning.parts import Slab as Slab
-from eyeline.planning.plan import Plan as Plan
-from eyeline.planning.plan import plan as plan
+from eyeline.planning.planner import Plan as Plan
+from eyeline.planning.planner import plan as plan

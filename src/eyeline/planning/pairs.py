@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eyeline.patterns import Pattern
 from eyeline.planning.palette import evaluate, palette
-from eyeline.planning.plan import TILE, one_sequence
+from eyeline.planning.planner import TILE, one_sequence
 from eyeline.planning.refine import Tiling, refine
 from eyeline.tokens import Tokens
 

@@ -1,0 +1,147 @@
+"""The situations every part is tried in: prime sizes, ragged ends, pads, documents, empty rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from eyeline.kernels.request import Request
+from eyeline.patterns import (
+    Causal, Chunks, Explicit, Full, Pattern, Predicate, SameDocument, Sinks, Window,
+    prefix_lm, sliding_window, streaming,
+)  # fmt: skip
+from eyeline.tokens import Tokens, default_tokens
+
+
+@final
+@dataclass(frozen=True)
+class Case:
+    """One attention call without its numbers."""
+
+    name: str
+    pattern: Pattern
+    queries: int
+    keys: int
+    batch: int = 2
+    heads: int = 4
+    key_heads: int = 2
+    width: int = 8
+    value_width: int = 8
+    tokens: tuple[Tokens, Tokens] | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def request(
+        self, dtype: torch.dtype = torch.float64, *, seed: int = 0, spread: float = 1.0
+    ) -> Request:
+        """Random numbers of this case. spread: how many times wider the scores are."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(heads: int, length: int, width: int) -> Tensor:
+            shape = (self.batch, heads, length, width)
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        q = (draw(self.heads, self.queries, self.width) * spread).to(dtype)
+        k = draw(self.key_heads, self.keys, self.width).to(dtype)
+        v = draw(self.key_heads, self.keys, self.value_width).to(dtype)
+        tokens = self.tokens if self.tokens is not None else default_tokens(self.queries, self.keys)
+        scale = max(self.width, 1) ** -0.5
+        return Request(q, k, v, self.pattern, *tokens, scale)
+
+    def wide(self) -> Case:
+        """The same case where keys and values differ in width."""
+        return replace(self, name=f"{self.name}, Ev=5", value_width=5)
+
+
+def cases() -> Iterator[Case]:
+    """Small cases of every kind of pattern, length and token."""
+    for name, pattern in _patterns():
+        for length in (1, 2, 67, 131):
+            yield Case(f"{name}, L=S={length}", pattern, length, length)
+        yield Case(f"{name}, L=5 S=131", pattern, 5, 131)
+    yield from _lengths()
+    yield from _heads()
+    yield from _tokens()
+    yield from _bound()
+
+
+def _patterns() -> Iterator[tuple[str, Pattern]]:
+    yield "full", Full()
+    yield "causal", Causal()
+    yield "window", Window(left=7, right=3)
+    yield "one-sided", Window(left=None, right=5)
+    yield "sliding_window", sliding_window(17)
+    yield "streaming", streaming(size=13, sinks=3)
+    yield "prefix_lm", prefix_lm(11)
+    yield "chunks", Chunks(23)
+    yield "mixed", (Causal() | Sinks(2)) & ~Chunks(7) | Window(0, 0)
+
+
+def _lengths() -> Iterator[Case]:
+    """Around the window and around the tile: 1 … 2W + 1 in the tests, the edges here."""
+    size = 37
+    for length in (size - 1, size, size + 1, 2 * size + 1, 63, 64, 65, 127, 128, 129, 257):
+        yield Case(f"window of {size}, L=S={length}", sliding_window(size), length, length)
+    yield Case("more queries than keys, full", Full(), 71, 13)
+
+
+def _heads() -> Iterator[Case]:
+    for heads, key_heads in ((8, 8), (8, 2), (8, 1), (1, 1)):
+        for width in (1, 2, 3, 33, 96):
+            yield Case(
+                f"{heads}/{key_heads} heads of {width}", streaming(13, 2), 67, 67,
+                heads=heads, key_heads=key_heads, width=width, value_width=width,
+            )  # fmt: skip
+    yield Case("batch equal to heads", Causal(), 67, 67, batch=4, heads=4, key_heads=4)
+
+
+def _tokens() -> Iterator[Case]:
+    n = 131
+    middle = torch.arange(n)
+    middle[40:60] = -1
+    documents = torch.arange(n) // 29
+    kinds = {
+        "left pads": Tokens.padded([n, 53], side="left"),
+        "right pads": Tokens.padded([n, 53], side="right"),
+        "middle pads": Tokens(middle),
+        "an empty row": Tokens.padded([0, n], side="left"),
+        "packed": Tokens.packed([0, 1, 30, 0, 77, 2, 21]),
+        "packed with a rest": Tokens.packed([31, 64], length=n),
+        "two rows packed apart": Tokens(
+            torch.arange(n).repeat(2, 1), torch.stack([documents, documents // 2])
+        ),
+        "out of order": Tokens(torch.arange(n).flip(0)),
+        "gaps": Tokens(torch.arange(n) * 3),
+    }
+    for kind, tokens in kinds.items():
+        for name, pattern in _token_patterns():
+            yield Case(f"{kind}, {name}", pattern, n, n, tokens=(tokens, tokens))
+    yield Case(
+        "left pads, L=3", streaming(13, 2), 3, n, tokens=(kinds["left pads"].last(3), kinds["left pads"])
+    )
+
+
+def _token_patterns() -> Iterator[tuple[str, Pattern]]:
+    yield "causal", Causal()
+    yield "causal & same_document", Causal() & SameDocument()
+    yield "streaming", streaming(13, 3)
+    yield "not causal", ~Causal()
+    yield "not same_document", ~SameDocument()
+
+
+def _bound() -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(67, 67, generator=generator) < 0.3
+    mask[5], mask[:, 7] = False, False
+    per_head = torch.rand(2, 4, 67, 67, generator=generator) < 0.4
+    per_head[0, 1] = False
+    yield Case("explicit", Explicit(mask), 67, 67)
+    yield Case("explicit per head, one head empty", Explicit(per_head), 67, 67)
+    yield Case("explicit, L=31 S=67", Explicit(mask[:31]), 31, 67)
+    yield Case("explicit & causal", Explicit(mask) & Causal(), 67, 67)
+    yield Case("predicate", Predicate(lambda b, h, q, k: (q - k) % (h + 2) == b), 67, 67)

@@ -1,0 +1,37 @@
+"""No kernel but the dense ones ever holds n² elements, forward or backward (acceptance row 12)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyeline import (
+    Causal, Chunks, Full, Pattern, Predicate, SameDocument, Sinks, Tokens, Window, attention,
+    sliding_window, streaming,
+)  # fmt: skip
+from eyeline.testing.watch import largest_tensor
+
+LENGTH = 4099
+PACKED = Tokens.packed([1000, 8, 1, 2048, 90], length=LENGTH)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        sliding_window(256), streaming(256, 4), Window(100, 100), Causal(), Full(), Chunks(300),
+        Causal() | Sinks(40), ~Window(50, 50), Causal() & SameDocument(),
+        Predicate(lambda b, h, q, k: (q - k) % 7 == 0, per_batch=False, per_head=False),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_n_squared(pattern: Pattern, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fused:
+        monkeypatch.setattr("eyeline.kernels.flash.serves", lambda query, value: False)
+    q, k, v = (torch.randn(1, 1, LENGTH, 4, requires_grad=True) for _ in range(3))
+
+    def run() -> None:
+        out = attention(q, k, v, pattern, q_tokens=PACKED, k_tokens=PACKED, backend="tiles")
+        out.sum().backward()
+
+    assert largest_tensor(run) < LENGTH**2 / 4

@@ -1,0 +1,46 @@
+"""Every kernel shows every property on every case it does not refuse (acceptance rows 1-9, 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from eyeline.dispatch import Kernel
+from eyeline.kernels import KERNELS, tiles
+from eyeline.testing.cases import Case, cases
+from eyeline.testing.kernel import PROPERTIES
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.NAME)
+@pytest.mark.parametrize("holds", PROPERTIES.values(), ids=PROPERTIES.keys())
+def test_property(kernel: Kernel, holds: Callable[[Kernel, Case], None]) -> None:
+    served = 0
+    for case in CASES:
+        if kernel.refusal(case.request()) is None:
+            served += 1
+            try:
+                holds(kernel, case)
+            except AssertionError as error:
+                raise AssertionError(f"{case}: {error}") from error
+    assert served >= 20, f"{kernel.NAME} refused nearly everything: {served} cases served"
+
+
+@pytest.mark.parametrize("holds", PROPERTIES.values(), ids=PROPERTIES.keys())
+def test_tiles_without_the_fused_operator(
+    holds: Callable[[Kernel, Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyeline.kernels.flash.serves", lambda query, value: False)
+    for case in CASES[::2]:
+        holds(tiles, case)
+
+
+@pytest.mark.parametrize("holds", PROPERTIES.values(), ids=PROPERTIES.keys())
+def test_tiles_in_small_pieces(
+    holds: Callable[[Kernel, Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyeline.kernels.tiles._BUDGET", 3000)
+    for case in CASES[1::2]:
+        holds(tiles, case.wide() if case.value_width == 8 else case)
