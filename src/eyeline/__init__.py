@@ -1,25 +1,63 @@
-"""Attention for PyTorch in which a pattern, who may look at whom, is a value."""
+"""Attention for PyTorch in which a pattern, who may look at whom, is a value.
 
-from eyeline.functional import attention as attention
-from eyeline.functional import attention_weights as attention_weights
-from eyeline.functional import attention_with_lse as attention_with_lse
-from eyeline.functional import explain as explain
-from eyeline.patterns import Causal as Causal
-from eyeline.patterns import Chunks as Chunks
-from eyeline.patterns import Explicit as Explicit
-from eyeline.patterns import Full as Full
-from eyeline.patterns import Pattern as Pattern
-from eyeline.patterns import Predicate as Predicate
-from eyeline.patterns import SameDocument as SameDocument
-from eyeline.patterns import Sinks as Sinks
-from eyeline.patterns import Window as Window
-from eyeline.patterns import parse as parse
-from eyeline.patterns import prefix_lm as prefix_lm
-from eyeline.patterns import sliding_window as sliding_window
-from eyeline.patterns import streaming as streaming
-from eyeline.planning import dense_mask as dense_mask
-from eyeline.planning import pairs as pairs
-from eyeline.planning import plan as plan
-from eyeline.tokens import Tokens as Tokens
+The table of contents. Names are looked up when they are used: ``eyeline --help`` answers without
+importing torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eyeline.functional import attention as attention
+    from eyeline.functional import attention_weights as attention_weights
+    from eyeline.functional import attention_with_lse as attention_with_lse
+    from eyeline.functional import explain as explain
+    from eyeline.generation import generate as generate
+    from eyeline.generation import stream as stream
+    from eyeline.loading import load as load
+    from eyeline.patterns import Causal as Causal
+    from eyeline.patterns import Chunks as Chunks
+    from eyeline.patterns import Explicit as Explicit
+    from eyeline.patterns import Full as Full
+    from eyeline.patterns import Pattern as Pattern
+    from eyeline.patterns import Predicate as Predicate
+    from eyeline.patterns import SameDocument as SameDocument
+    from eyeline.patterns import Sinks as Sinks
+    from eyeline.patterns import Window as Window
+    from eyeline.patterns import parse as parse
+    from eyeline.patterns import prefix_lm as prefix_lm
+    from eyeline.patterns import sliding_window as sliding_window
+    from eyeline.patterns import streaming as streaming
+    from eyeline.planning import dense_mask as dense_mask
+    from eyeline.planning import pairs as pairs
+    from eyeline.planning import plan as plan
+    from eyeline.tokens import Tokens as Tokens
 
 __version__ = "0.1.0"
+
+_CONTENTS = {
+    "functional": ("attention", "attention_weights", "attention_with_lse", "explain"),
+    "generation": ("generate", "stream"),
+    "loading": ("load",),
+    "patterns": (
+        "Causal", "Chunks", "Explicit", "Full", "Pattern", "Predicate", "SameDocument", "Sinks",
+        "Window", "parse", "prefix_lm", "sliding_window", "streaming",
+    ),
+    "planning": ("dense_mask", "pairs", "plan"),
+    "tokens": ("Tokens",),
+}  # fmt: skip
+_HOME = {name: module for module, names in _CONTENTS.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'eyeline' has no attribute {name!r}")
+    return getattr(import_module(f"eyeline.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

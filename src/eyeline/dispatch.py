@@ -29,7 +29,7 @@ def choose(request: Request, backend: str = "auto") -> Kernel:
     Raises InvalidArgument for an unknown name, NotSupported when the named kernel refuses: an
     explicit backend never falls back.
     """
-    kernels: dict[str, Kernel] = {kernel.NAME: kernel for kernel in KERNELS}  # type: ignore[misc]
+    kernels: dict[str, Kernel] = {kernel.NAME: kernel for kernel in KERNELS}
     if backend == "auto":
         return next(kernel for kernel in kernels.values() if kernel.refusal(request) is None)
     if backend not in kernels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class EyelineError(Exception):
-    """Every error a user of this library can cause or meet. The command line prints it in one line."""
+    """Every error a user of this library can meet. The command line prints it in one line."""
 
 
 class InvalidArgument(EyelineError, ValueError):
@@ -24,4 +24,4 @@ class CheckpointError(EyelineError):
 
 
 class FetchError(EyelineError):
-    """A model could not be fetched: no network, no space, or a wrong hash. Nothing is left behind."""
+    """A model could not be fetched: no network, no space, a wrong hash. Nothing is left behind."""

@@ -10,8 +10,20 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from eyeline import (
-    Causal, Full, Pattern, SameDocument, Sinks, Tokens, Window, attention, attention_weights,
-    attention_with_lse, dense_mask, explain, sliding_window, streaming,
+    Causal,
+    Full,
+    Pattern,
+    SameDocument,
+    Sinks,
+    Tokens,
+    Window,
+    attention,
+    attention_weights,
+    attention_with_lse,
+    dense_mask,
+    explain,
+    sliding_window,
+    streaming,
 )  # fmt: skip
 from eyeline.errors import EyelineError, InvalidArgument, NotSupported
 

@@ -6,8 +6,18 @@ import pytest
 import torch
 
 from eyeline import (
-    Causal, Chunks, Full, Pattern, Predicate, SameDocument, Sinks, Tokens, Window, attention,
-    sliding_window, streaming,
+    Causal,
+    Chunks,
+    Full,
+    Pattern,
+    Predicate,
+    SameDocument,
+    Sinks,
+    Tokens,
+    Window,
+    attention,
+    sliding_window,
+    streaming,
 )  # fmt: skip
 from eyeline.testing.watch import largest_tensor
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import patterns, token_pairs
 
 from eyeline.dispatch import Kernel
 from eyeline.kernels import KERNELS
@@ -13,6 +12,7 @@ from eyeline.kernels.request import Request
 from eyeline.patterns import Pattern
 from eyeline.testing.kernel import parity_of
 from eyeline.tokens import Tokens
+from strategies import patterns, token_pairs
 
 
 @settings(max_examples=120)

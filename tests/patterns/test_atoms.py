@@ -7,8 +7,18 @@ import torch
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import (
-    Causal, Chunks, Explicit, Full, Pattern, Predicate, SameDocument, Sinks, Window,
-    prefix_lm, sliding_window, streaming,
+    Causal,
+    Chunks,
+    Explicit,
+    Full,
+    Pattern,
+    Predicate,
+    SameDocument,
+    Sinks,
+    Window,
+    prefix_lm,
+    sliding_window,
+    streaming,
 )  # fmt: skip
 from eyeline.planning import dense_mask
 from eyeline.testing import check_pattern

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from eyeline.patterns import (
-    Causal, Chunks, Full, Pattern, SameDocument, Sinks, Window, prefix_lm, sliding_window, streaming,
+    Causal,
+    Chunks,
+    Full,
+    Pattern,
+    SameDocument,
+    Sinks,
+    Window,
+    prefix_lm,
+    sliding_window,
+    streaming,
 )  # fmt: skip
 from eyeline.tokens import Tokens
 

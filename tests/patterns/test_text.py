@@ -6,12 +6,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import patterns
 
 from eyeline.errors import PatternSyntaxError
 from eyeline.patterns import (
-    Causal, Explicit, Full, Pattern, Predicate, Sinks, Window, parse, sliding_window, streaming,
+    Causal,
+    Explicit,
+    Full,
+    Pattern,
+    Predicate,
+    Sinks,
+    Window,
+    parse,
+    sliding_window,
+    streaming,
 )  # fmt: skip
+from strategies import patterns
 
 
 @given(patterns)

@@ -12,8 +12,17 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import (
-    Bounds, Causal, Chunks, Explicit, Full, Pattern, Predicate, SameDocument, Sinks,
-    sliding_window, streaming,
+    Bounds,
+    Causal,
+    Chunks,
+    Explicit,
+    Full,
+    Pattern,
+    Predicate,
+    SameDocument,
+    Sinks,
+    sliding_window,
+    streaming,
 )  # fmt: skip
 from eyeline.planning import Gathered, Plan, Run, Slab, pairs, plan
 from eyeline.testing.pattern import coverage
@@ -58,9 +67,9 @@ def test_causal_computes_little_more_than_it_needs() -> None:
 
 def test_scattered_blocks_are_gathered() -> None:
     generator = torch.Generator().manual_seed(3)
-    layout = torch.rand(11, 11, generator=generator) < 0.3
+    layout = torch.rand(17, 17, generator=generator) < 0.3
     mask = layout.repeat_interleave(64, 0).repeat_interleave(64, 1)
-    made = plan(Explicit(mask), 704)
+    made = plan(Explicit(mask), 1088)
     assert kinds(made)[Gathered] >= 1
     assert made.area == int(mask.sum())
     assert torch.equal(coverage(made), mask.long())
@@ -68,8 +77,8 @@ def test_scattered_blocks_are_gathered() -> None:
 
 def test_no_query_twice_in_one_gathered_part() -> None:
     generator = torch.Generator().manual_seed(4)
-    layout = torch.rand(13, 13, generator=generator) < 0.4
-    made = plan(Explicit(layout.repeat_interleave(64, 0).repeat_interleave(64, 1)), 832)
+    layout = torch.rand(19, 19, generator=generator) < 0.4
+    made = plan(Explicit(layout.repeat_interleave(64, 0).repeat_interleave(64, 1)), 1216)
     for part in made.parts:
         if isinstance(part, Gathered):
             rows = (part.q0[:, None] + torch.arange(part.rows)).flatten()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument, NotSupported
@@ -52,12 +51,16 @@ def as_pattern(pattern: PatternLike) -> Pattern:
         return Explicit(pattern)
     if callable(pattern) and not isinstance(pattern, type):
         return Predicate(pattern)
-    called = f"; write {pattern.__name__}()" if isinstance(pattern, type) else ""
-    hint = f"; write parse({pattern!r})" if isinstance(pattern, str) else called
     raise InvalidArgument(
         f"pattern is a {type(pattern).__name__}: give a Pattern, a bool tensor (True = may look) "
-        f"or a mask_mod(b, h, q_idx, kv_idx){hint}"
+        f"or a mask_mod(b, h, q_idx, kv_idx){_hint(pattern)}"
     )
+
+
+def _hint(pattern: object) -> str:
+    if isinstance(pattern, str):
+        return f"; write parse({pattern!r})"
+    return f"; write {pattern.__name__}()" if isinstance(pattern, type) else ""
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -45,7 +45,7 @@ def run(request: Request) -> tuple[Tensor, None]:
 
 def _in_rows(mask: Tensor | None, request: Request) -> Tensor | None:
     """The mask of (B, H, L, S) for the rows (B, Hk, H/Hk·L, S)."""
-    if mask is None or mask.dim() == 2 and mask.shape[0] == 1:
+    if mask is None or (mask.dim() == 2 and mask.shape[0] == 1):
         return mask
     _, heads, length, _ = request.query.shape
     keys, groups = mask.shape[-1], request.groups

@@ -14,8 +14,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.planning import Gathered, Part, Plan, Run, Slab
-
+from eyeline.planning import Gathered, Part, Plan, Slab
 
 # A mask is evaluated on int64 positions, then kept as bools and as floats.
 _MASK_BYTES = 32

@@ -93,7 +93,7 @@ class _Tiles(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
         query, key, value, out, lse = ctx.saved_tensors
         wide = torch.promote_types(query.dtype, torch.float32)

@@ -73,6 +73,12 @@ class _Chain(Compound):
     def __post_init__(self) -> None:
         if len(self.members) < 2:
             raise InvalidArgument(f"{self.word()} joins at least two patterns")
+        for member in self.members:
+            if not isinstance(member, Pattern):
+                raise TypeError(
+                    f"a pattern cannot be combined with a {type(member).__name__}; "
+                    "a bool tensor becomes one as Explicit(tensor)"
+                )
         flat: list[Pattern] = []
         for member in self.members:
             flat.extend(member.parts if isinstance(member, type(self)) else (member,))

@@ -94,12 +94,12 @@ class Pattern(ABC):
     def __and__(self, other: Pattern) -> And:
         from eyeline.patterns.algebra import And
 
-        return And.of(self, other) if isinstance(other, Pattern) else NotImplemented
+        return And.of(self, other)
 
     def __or__(self, other: Pattern) -> Or:
         from eyeline.patterns.algebra import Or
 
-        return Or.of(self, other) if isinstance(other, Pattern) else NotImplemented
+        return Or.of(self, other)
 
     def __invert__(self) -> Not:
         from eyeline.patterns.algebra import Not
@@ -120,7 +120,6 @@ class Pattern(ABC):
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     def arguments(self) -> dict[str, Any]:
-        """The fields that stand between the brackets in text."""
-        if not dataclasses.is_dataclass(self):
-            return {}
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """The fields that stand between the brackets in text. A pattern is a dataclass, or says them."""
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names}

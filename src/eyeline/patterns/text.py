@@ -41,7 +41,8 @@ def _format(pattern: Pattern, numbers: Mapping[int, int]) -> str:
         return "~" + _operand(pattern.inner, numbers)
     if id(pattern) in numbers:
         return f"{pattern.word()}(#{numbers[id(pattern)]})"
-    given = [(name, "none" if value is None else str(value)) for name, value in pattern.arguments().items()]
+    arguments = pattern.arguments().items()
+    given = [(name, "none" if value is None else str(value)) for name, value in arguments]
     if len(given) == 1:
         return f"{pattern.word()}({given[0][1]})"
     values = ", ".join(f"{name}={value}" for name, value in given)
@@ -117,11 +118,10 @@ class Parser:
         return self._call(token)
 
     def _call(self, word: str) -> Pattern:
-        make = self.vocabulary.get(word.lower())
-        if make is None:
+        if word.lower() not in self.vocabulary:
             near = difflib.get_close_matches(word.lower(), self.vocabulary, n=1, cutoff=0.0)
             self._back(f"unknown pattern {word!r}; the nearest known one is {near[0]!r}")
-        start = self.place - 1
+        make, start = self.vocabulary[word.lower()], self.place - 1
         positional, named = self._arguments() if self._peek() == "(" else ([], {})
         if len(positional) == 1 and isinstance(positional[0], Pattern) and not named:
             return self._matching(word, positional[0])

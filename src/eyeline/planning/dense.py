@@ -26,7 +26,8 @@ def dense_mask(
     """
     if q_tokens is None or k_tokens is None:
         length = length if length is not None else 0
-        q_tokens, k_tokens = default_tokens(length, key_length if key_length is not None else length)
+        key_length = key_length if key_length is not None else length
+        q_tokens, k_tokens = default_tokens(length, key_length)
     if batch is not None or heads is not None:
         return _per_head(pattern, q_tokens, k_tokens, batch or 1, heads or 1)
     q, k = q_tokens.points(axis=-2), k_tokens.points(axis=-1)

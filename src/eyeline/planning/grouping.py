@@ -10,7 +10,7 @@ from eyeline.planning.rectangles import Rectangles
 from eyeline.planning.spans import lexsort, spans
 
 # Fewer rectangles than this are not worth a gathered copy.
-_GATHER_FROM = 4
+_GATHER_FROM = 8
 
 
 def group(found: Rectangles) -> tuple[list[Run], list[Part]]:
@@ -73,7 +73,8 @@ def _runs(found: Rectangles, start: Tensor, last: Tensor) -> list[Run]:
     # An empty tensor stands for a mask that plan() fills in from the run's first rectangle.
     pending = torch.empty(0, dtype=torch.bool)
     return [
-        Run(*row, mask=pending if mask else None) for row, mask in zip(rows, masked, strict=True)
+        Run(q0, k0, height, width, step, count, pending if mask else None)
+        for (q0, k0, height, width, step, count), mask in zip(rows, masked, strict=True)
     ]
 
 
@@ -90,7 +91,10 @@ def _singles(single: Rectangles) -> list[Part]:
         parts += _gathered(single.take(alike), *shapes[index].tolist())
     table = torch.stack([single.q0, single.k0, *shape.unbind(1)], 1)[alone].tolist()
     masked = single.masked[alone].tolist()
-    return parts + [Slab(*row, mask) for row, mask in zip(table, masked, strict=True)]
+    return parts + [
+        Slab(q0, k0, rows, columns, mask)
+        for (q0, k0, rows, columns), mask in zip(table, masked, strict=True)
+    ]
 
 
 def _gathered(alike: Rectangles, rows: int, columns: int) -> list[Part]:

@@ -1,4 +1,4 @@
-"""The masks of PARTIAL tiles: tiles with equal signatures share one, so one is evaluated for all."""
+"""The masks of PARTIAL tiles: those with equal signatures share one, evaluated once."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _codes(
     if signature is None or not len(row):
         return code, nothing
     ragged = [
-        (tiles == len(level.somebody) - 1).long() * (tokens.length % tiling.tile)
+        (tiles == len(level) - 1).long() * (tokens.length % tiling.tile)
         for tiles, level, tokens in (
             (row, tiling.rows, q_tokens),
             (column, tiling.columns, k_tokens),
@@ -102,7 +102,10 @@ def _codes(
     ]
     table = torch.stack([x.broadcast_to(row.shape) for x in (*signature, *ragged)], 1)
     known = (table != UNKNOWN).all(1)
-    known &= _consecutive(q_tokens, tiling.tile)[row] & _consecutive(k_tokens, tiling.tile)[column]
+    q_regular = _consecutive(q_tokens, tiling.tile)
+    same = k_tokens is q_tokens
+    k_regular = q_regular if same else _consecutive(k_tokens, tiling.tile)
+    known &= q_regular[row] & k_regular[column]
     index = known.nonzero()[:, 0]
     shared, examples = _group(table[index])
     fits = examples[: _LARGEST_PALETTE // tiling.tile**2]

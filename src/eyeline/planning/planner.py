@@ -41,12 +41,9 @@ class Plan:
 
     def mask(self, q0: int, rows: int, k0: int, columns: int) -> Tensor:
         """Which pairs of one rectangle of slots are allowed: bool (rows, columns)."""
-        q = self.q_tokens.points(axis=-2)
-        k = self.k_tokens.points(axis=-1)
-        rows_of = Points(*(x[q0 : q0 + rows] for x in q))
-        columns_of = Points(*(x[:, k0 : k0 + columns] for x in k))
-        allowed = self.pattern.allows(rows_of, columns_of)
-        return allowed & (rows_of.position != NOBODY) & (columns_of.position != NOBODY)
+        q = _points(self.q_tokens, slice(q0, q0 + rows), axis=-1)
+        k = _points(self.k_tokens, slice(k0, k0 + columns), axis=-2)
+        return self.pattern.allows(q, k) & (q.position != NOBODY) & (k.position != NOBODY)
 
     def __str__(self) -> str:
         sizes = f"{self.q_tokens.length:,} queries × {self.k_tokens.length:,} keys"
@@ -124,6 +121,13 @@ def _with_mask(draft: Plan, part: Part) -> Part:
         return part
     mask = draft.mask(part.q0, part.rows, part.k0, part.columns)
     return dataclasses.replace(part, mask=None if bool(mask.all()) else mask)
+
+
+def _points(tokens: Tokens, slots: slice, *, axis: int) -> Points:
+    position = tokens.positions[slots].unsqueeze(axis)
+    if tokens.documents is None:
+        return Points(position, torch.zeros_like(position))
+    return Points(position, tokens.documents[slots].unsqueeze(axis))
 
 
 def _area(part: Part) -> int:

@@ -1,8 +1,8 @@
-"""The bounds of every tile of a sequence, and of pairs of tiles, pairs of pairs, up to the whole."""
+"""The bounds of every tile of a sequence, of pairs of tiles, pairs of pairs, up to the whole."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,15 +12,34 @@ from eyeline.patterns.bounds import UNBOUNDED
 from eyeline.tokens import NOBODY, Tokens
 
 
-class Level(NamedTuple):
-    """What is known of the tiles of one size: (T,) each."""
+@dataclass(frozen=True, eq=False)
+class Level:
+    """What is known of the tiles of one size.
 
-    bounds: Bounds
-    somebody: Tensor  # the tile holds at least one real token
-    nobody: Tensor  # the tile holds at least one empty slot
+    table: int64 (T, 6), one row a tile: least and greatest position, least and greatest
+    document, whether it holds a real token, whether it holds an empty slot. One table, so that
+    looking up many tiles is one operation.
+    """
+
+    table: Tensor
+
+    def __len__(self) -> int:
+        return len(self.table)
 
     def take(self, index: Tensor) -> Level:
-        return Level(Bounds(*(b[index] for b in self.bounds)), *(x[index] for x in self[1:]))
+        return Level(self.table[index])
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(*self.table[:, :4].unbind(1))
+
+    @property
+    def somebody(self) -> Tensor:
+        return self.table[:, 4] > 0
+
+    @property
+    def nobody(self) -> Tensor:
+        return self.table[:, 5] > 0
 
 
 def pyramid(tokens: Tokens, tile: int) -> list[Level]:
@@ -29,31 +48,38 @@ def pyramid(tokens: Tokens, tile: int) -> list[Level]:
     tokens: one sequence (no batch), at least one slot. Time and memory are linear in its length.
     """
     levels = [_finest(tokens, tile)]
-    while len(levels[-1].somebody) > 1:
+    while len(levels[-1]) > 1:
         levels.append(_halve(levels[-1]))
     return levels
 
 
 def _finest(tokens: Tokens, tile: int) -> Level:
     position = _tiled(tokens.positions, tile)
+    first, last = position.aminmax(dim=1)
+    holes = first == NOBODY
+    columns = [first, last]
+    if tokens.documents is None:
+        columns += [torch.zeros_like(first)] * 2
+    else:
+        columns += _tiled(tokens.documents, tile).aminmax(dim=1)
+    table = torch.stack([*columns, last != NOBODY, holes], 1)
+    for index in holes.nonzero()[:, 0].split(1 << 16):
+        table[index, :4] = _without_nobody(tokens, position, tile, index)
+    return Level(table)
+
+
+def _without_nobody(tokens: Tokens, position: Tensor, tile: int, index: Tensor) -> Tensor:
+    """The bounds of the real tokens of some tiles, (len(index), 4)."""
+    position = position[index]
     empty = position == NOBODY
-    document = None if tokens.documents is None else _tiled(tokens.documents, tile)
-    zero = torch.zeros(len(position), dtype=torch.int64, device=position.device)
-    some_empty = empty.any(1)
-    if not bool(some_empty.any()):
-        spans = [(zero, zero) if x is None else x.aminmax(dim=1) for x in (position, document)]
-        bounds = Bounds(*spans[0], *spans[1])
-        return Level(bounds, ~some_empty, some_empty)
-    parts: list[Tensor] = []
-    for x in (position, document):
-        if x is None:
-            parts += [zero, zero]
-        else:
-            parts += [
-                x.masked_fill(empty, UNBOUNDED).amin(1),
-                x.masked_fill(empty, -UNBOUNDED).amax(1),
-            ]
-    return Level(Bounds(*parts), ~empty.all(1), some_empty)
+    document = torch.zeros_like(position)
+    if tokens.documents is not None:
+        document = _tiled(tokens.documents, tile)[index]
+    columns = []
+    for values in (position, document):
+        columns.append(values.masked_fill(empty, UNBOUNDED).amin(1))
+        columns.append(values.masked_fill(empty, -UNBOUNDED).amax(1))
+    return torch.stack(columns, 1)
 
 
 def _tiled(values: Tensor, tile: int) -> Tensor:
@@ -65,17 +91,10 @@ def _tiled(values: Tensor, tile: int) -> Tensor:
 
 
 def _halve(level: Level) -> Level:
-    def joined(x: Tensor, combine: str) -> Tensor:
-        if len(x) % 2:
-            x = torch.cat([x, x[-1:]])
-        pairs = x.view(-1, 2)
-        return getattr(pairs, combine)(1)  # type: ignore[no-any-return]
-
-    b = level.bounds
-    bounds = Bounds(
-        joined(b.min, "amin"),
-        joined(b.max, "amax"),
-        joined(b.document_min, "amin"),
-        joined(b.document_max, "amax"),
-    )
-    return Level(bounds, joined(level.somebody, "any"), joined(level.nobody, "any"))
+    table = level.table
+    if len(table) % 2:
+        table = torch.cat([table, table[-1:]])
+    least, most = table.view(-1, 2, 6).aminmax(dim=1)
+    table = most.clone()
+    table[:, 0], table[:, 2] = least[:, 0], least[:, 2]
+    return Level(table)

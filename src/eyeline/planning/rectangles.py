@@ -6,7 +6,7 @@ tiles' codes; rectangles without a mask are joined downwards too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,9 +51,14 @@ class Rectangles:
     pieces: Segments
 
     def take(self, index: Tensor) -> Rectangles:
-        fields = (self.q0, self.q1, self.k0, self.k1, self.masked, self.known)
-        own = (*fields, self.segment, self.segments)
-        return Rectangles(*(x[index] for x in own), self.pieces)
+        q0, q1, k0, k1, masked, known, segment, segments = (
+            x[index]
+            for x in (
+                self.q0, self.q1, self.k0, self.k1,
+                self.masked, self.known, self.segment, self.segments,
+            )
+        )  # fmt: skip
+        return Rectangles(q0, q1, k0, k1, masked, known, segment, segments, self.pieces)
 
 
 def rectangles(tiling: Tiling, palette: Palette, queries: int, keys: int) -> Rectangles:
@@ -131,8 +136,4 @@ def _joined_downwards(found: Rectangles) -> Rectangles:
     touching = found.q0[1:] == found.q1[:-1]
     new[1:] = ~(same & touching) | found.masked[1:] | found.masked[:-1]
     start, last = spans(new)
-    tops = found.take(start)
-    return Rectangles(
-        tops.q0, found.q1[last], tops.k0, tops.k1, tops.masked, tops.known,
-        tops.segment, tops.segments, tops.pieces,
-    )  # fmt: skip
+    return replace(found.take(start), q1=found.q1[last])

@@ -13,6 +13,8 @@ from eyeline.tokens import Tokens
 
 # Stop splitting once PARTIAL tiles are this small a share of the area: larger tiles run faster.
 _PARTIAL_SHARE = 0.25
+# The first look is at this many ranges on each side; fewer would only add rounds.
+_COARSEST = 16
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,17 @@ def refine(
     tile, largest: the smallest and largest edge of a PARTIAL tile; largest = tile · 2^m. Visits
     the tiles that are not EMPTY and their neighbours, never all of them.
     """
-    rows, columns = pyramid(q_tokens, tile), pyramid(k_tokens, tile)
+    rows = pyramid(q_tokens, tile)
+    columns = rows if k_tokens is q_tokens else pyramid(k_tokens, tile)
     same_level = max(len(rows), len(columns))
     _extend(rows, same_level)
     _extend(columns, same_level)
-    device = q_tokens.positions.device
-    frontier = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    start = next(i for i in range(same_level) if max(len(rows[i]), len(columns[i])) <= _COARSEST)
+    frontier = torch.cartesian_prod(
+        torch.arange(len(rows[start])), torch.arange(len(columns[start]))
+    )
     full: list[Tensor] = []
-    for level in reversed(range(same_level)):
+    for level in reversed(range(start + 1)):
         verdict = verdicts(pattern, rows[level], columns[level], frontier)
         whole = frontier[verdict == FULL]
         frontier = frontier[verdict == PARTIAL]
@@ -54,7 +59,7 @@ def refine(
         edge = tile << level
         if level == 0 or (edge <= largest and _mostly_full(full, len(frontier), level)):
             break
-        frontier = _children(frontier, len(rows[level - 1][1]), len(columns[level - 1][1]))
+        frontier = _children(frontier, len(rows[level - 1]), len(columns[level - 1]))
     blocks = torch.cat(full)
     return Tiling(edge, blocks >> level, frontier, rows[level], columns[level])
 

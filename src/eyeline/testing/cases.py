@@ -11,8 +11,18 @@ from torch import Tensor
 
 from eyeline.kernels.request import Request
 from eyeline.patterns import (
-    Causal, Chunks, Explicit, Full, Pattern, Predicate, SameDocument, Sinks, Window,
-    prefix_lm, sliding_window, streaming,
+    Causal,
+    Chunks,
+    Explicit,
+    Full,
+    Pattern,
+    Predicate,
+    SameDocument,
+    Sinks,
+    Window,
+    prefix_lm,
+    sliding_window,
+    streaming,
 )  # fmt: skip
 from eyeline.tokens import Tokens, default_tokens
 
@@ -87,6 +97,10 @@ def _lengths() -> Iterator[Case]:
     size = 37
     for length in (size - 1, size, size + 1, 2 * size + 1, 63, 64, 65, 127, 128, 129, 257):
         yield Case(f"window of {size}, L=S={length}", sliding_window(size), length, length)
+    # Long enough for rows of equal tiles, and for parts that share queries and must be merged.
+    yield Case("a run of tiles", sliding_window(37), 389, 389)
+    yield Case("a run and a slab", streaming(size=37, sinks=3), 389, 389)
+    yield Case("both sides and a prefix", Window(40, 40) | Sinks(5), 389, 389)
     yield Case("more queries than keys, full", Full(), 71, 13)
 
 
@@ -103,7 +117,7 @@ def _heads() -> Iterator[Case]:
 def _tokens() -> Iterator[Case]:
     n = 131
     middle = torch.arange(n)
-    middle[40:60] = -1
+    middle[70:90] = -1
     documents = torch.arange(n) // 29
     kinds = {
         "left pads": Tokens.padded([n, 53], side="left"),

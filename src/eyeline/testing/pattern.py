@@ -142,12 +142,11 @@ def values_behave(pattern: Pattern, q: Tokens, k: Tokens) -> None:
 def tiles_agree(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     """The fast kernel gives what the reference gives, and the same gradients."""
     generator = torch.Generator().manual_seed(0)
-    lengths = (q.length, k.length, k.length)
-    tensors = [
+    query, key, value = (
         torch.randn(1, 1, n, 4, generator=generator, dtype=torch.float64).requires_grad_()
-        for n in lengths
-    ]
-    parity_of(tiles, Request(*tensors, pattern, q, k, 0.5))
+        for n in (q.length, k.length, k.length)
+    )
+    parity_of(tiles, Request(query, key, value, pattern, q, k, 0.5))
 
 
 PROPERTIES: tuple[Callable[[Pattern, Tokens, Tokens], None], ...] = (

@@ -16,7 +16,7 @@ def largest_tensor(run: Callable[[], object]) -> int:
 
     Views count by their storage, so an expanded tensor counts by what it really holds.
     """
-    watch = _Watch()
+    watch = _Watch()  # type: ignore[no-untyped-call]
     with watch:
         run()
     return watch.most

@@ -1,0 +1,43 @@
+# Each verb sets up all it needs in .venv (bench: .venv-bench too): nothing is installed by hand.
+PYTHON ?= python3
+MODEL := SmolLM2-135M-Instruct
+PY := .venv/bin/python
+INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt --editable
+PYTEST := EYELINE_MODEL_REQUIRED=1 $(PY) -m pytest
+
+.PHONY: demo test test-slow test-all check bench model clean
+
+demo: model
+	$(PY) -m eyeline compare
+	$(PY) -m eyeline bench
+	$(PY) -m eyeline generate "Attention is the ability to"
+
+test: .venv/.dev model
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 -m "not slow and not cuda"
+
+test-slow: .venv/.dev model
+	$(PYTEST) -m "slow and not cuda"
+
+test-all: test test-slow
+
+check: .venv/.dev
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+bench: model
+	bash benchmarks/run.sh
+
+model: .venv/.app
+	$(PY) -m eyeline models --fetch $(MODEL)
+
+clean:
+	rm -rf .venv .venv-bench
+
+.venv/.app: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(INSTALL) '.[app]'
+	touch $@
+
+.venv/.dev: .venv/.app
+	$(INSTALL) '.[app,transformers,dev]'
+	touch $@

@@ -1,0 +1,265 @@
+"""Planted faults in the core: each must be caught by the suite that we ship.
+
+A mutant that survives means that the suite looks away from a kind of bug that this field has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyeline.kernels import flash, plain, tiles
+from eyeline.kernels.request import Request
+from eyeline.patterns import (
+    Bounds,
+    Causal,
+    Chunks,
+    Full,
+    Not,
+    Or,
+    Pattern,
+    SameDocument,
+    Sinks,
+    Window,
+    sliding_window,
+    streaming,
+)  # fmt: skip
+from eyeline.patterns.verdicts import from_tests
+from eyeline.planning.planner import Plan, planned
+from eyeline.testing import check_kernel, check_pattern
+from eyeline.testing.cases import cases
+from eyeline.testing.kernel import PROPERTIES
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def forget_plans() -> Any:
+    """Plans are remembered; a mutant must not leave its own behind."""
+    planned.cache_clear()
+    yield
+    planned.cache_clear()
+
+
+def pattern_suite(pattern: Pattern) -> Callable[[], None]:
+    return lambda: check_pattern(pattern, lengths=(17, 67, 131))
+
+
+def window_verdict_off_by_one(patch: Patch) -> Callable[[], None]:
+    def verdict(self: Window, q: Bounds, k: Bounds) -> Tensor:
+        least, most = q.min - k.max, q.max - k.min
+        left = (self.left or 0) + 1
+        return from_tests(full=(most <= left) & (least >= 0), some=(least <= left) & (most >= 0))
+
+    patch.setattr(Window, "verdict", verdict)
+    return pattern_suite(Window(30, 0))
+
+
+def causal_full_one_key_early(patch: Patch) -> Callable[[], None]:
+    patch.setattr(
+        Causal, "verdict",
+        lambda self, q, k: from_tests(full=k.max <= q.min + 1, some=k.min <= q.max),
+    )  # fmt: skip
+    return pattern_suite(Causal())
+
+
+def sinks_empty_one_key_early(patch: Patch) -> Callable[[], None]:
+    patch.setattr(
+        Sinks, "verdict",
+        lambda self, q, k: from_tests(
+            full=(k.max < self.count - 1) & (q.min == q.min), some=k.min < self.count - 1
+        ),
+    )  # fmt: skip
+    return pattern_suite(Sinks(17))
+
+
+def or_planned_as_and(patch: Patch) -> Callable[[], None]:
+    patch.setattr(
+        Or, "verdict", lambda self, q, k: self._fold(lambda m: m.verdict(q, k), torch.minimum)
+    )
+    return pattern_suite(streaming(9, 3))
+
+
+def not_keeps_the_verdict(patch: Patch) -> Callable[[], None]:
+    patch.setattr(Not, "verdict", lambda self, q, k: self.inner.verdict(q, k))
+    return pattern_suite(~Causal())
+
+
+def documents_full_across_an_edge(patch: Patch) -> Callable[[], None]:
+    patch.setattr(
+        SameDocument, "verdict",
+        lambda self, q, k: from_tests(
+            full=(q.document_min == k.document_min), some=q.document_min <= k.document_max
+        ),
+    )  # fmt: skip
+    return pattern_suite(SameDocument())
+
+
+def chunks_signature_without_its_phase(patch: Patch) -> Callable[[], None]:
+    patch.setattr(
+        Chunks, "signature", lambda self, q, k: (q.min // self.size - k.min // self.size,)
+    )
+    return pattern_suite(Chunks(37))
+
+
+def window_signature_constant(patch: Patch) -> Callable[[], None]:
+    patch.setattr(Window, "signature", lambda self, q, k: (0 * (q.min + k.min),))
+    return pattern_suite(Window(22, 0))
+
+
+def needed_one_key_early(patch: Patch) -> Callable[[], None]:
+    right = Pattern.needed
+    patch.setattr(Pattern, "needed", lambda self, keys, at: right(self, keys, at + 1))
+    return pattern_suite(sliding_window(5))
+
+
+def nobody_is_full(patch: Patch) -> Callable[[], None]:
+    """Nobody made visible by ~: the planner forgets that a tile holds an empty slot."""
+
+    def verdicts(pattern: Pattern, rows: Any, columns: Any, index: Tensor) -> Tensor:
+        q, k = rows.take(index[:, 0]), columns.take(index[:, 1])
+        return pattern.verdict(q.bounds, k.bounds).broadcast_to(index.shape[:1])
+
+    patch.setattr("eyeline.planning.refine.verdicts", verdicts)
+    return pattern_suite(Full())
+
+
+def nobody_in_a_mask(patch: Patch) -> Callable[[], None]:
+    def mask(self: Plan, q0: int, rows: int, k0: int, columns: int) -> Tensor:
+        q, k = self.q_tokens.points(axis=-2), self.k_tokens.points(axis=-1)
+        rows_of = type(q)(*(x[q0 : q0 + rows] for x in q))
+        return self.pattern.allows(rows_of, type(k)(*(x[:, k0 : k0 + columns] for x in k)))
+
+    patch.setattr(Plan, "mask", mask)
+    return kernel_suite("left pads, not causal", "middle pads, causal")
+
+
+def kernel_suite(*names: str) -> Callable[[], None]:
+    """Every property of the tile kernel on the named cases, or on all of them."""
+    chosen = [case for case in cases() if not names or case.name in names]
+    assert len(chosen) >= len(names)
+
+    def suite() -> None:
+        for case in chosen:
+            for holds in PROPERTIES.values():
+                holds(tiles, case)
+
+    return suite
+
+
+def delta_is_a_hundredth_short(patch: Patch) -> Callable[[], None]:
+    right = flash.backward
+    patch.setattr(
+        flash, "backward",
+        lambda grad, q, k, v, out, *rest: right(grad, q, k, v, out * 0.99, *rest),
+    )  # fmt: skip
+    return kernel_suite("causal, L=S=67")
+
+
+def plain_delta_is_a_hundredth_short(patch: Patch) -> Callable[[], None]:
+    right = plain.backward
+    patch.setattr(
+        plain, "backward",
+        lambda grad, lse, q, k, v, out, *rest: right(grad, lse, q, k, v, out * 0.99, *rest),
+    )  # fmt: skip
+    patch.setattr(flash, "serves", lambda query, value: False)
+    return kernel_suite("causal, L=S=67")
+
+
+def lse_of_an_empty_row_is_zero(patch: Patch) -> Callable[[], None]:
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
+        bias = flash._additive(mask, q.dtype)
+        assert flash._FORWARD is not None
+        return flash._FORWARD(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+
+    patch.setattr(flash, "forward", forward)
+    return kernel_suite("explicit", "packed with a rest, causal & same_document")
+
+
+def parts_overwrite_each_other(patch: Patch) -> Callable[[], None]:
+    patch.setattr(tiles, "_merged", lambda piece, out, lse, new_out, new_lse: (new_out, new_lse))
+    return kernel_suite("a run and a slab")
+
+
+def parts_merge_with_equal_shares(patch: Patch) -> Callable[[], None]:
+    def merged(piece: Any, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> Any:
+        return (piece.queries(out) + new_out) / 2, torch.logaddexp(piece.queries(lse), new_lse)
+
+    patch.setattr(tiles, "_merged", merged)
+    return kernel_suite("a run and a slab")
+
+
+def shared_keys_overwrite_each_other(patch: Patch) -> Callable[[], None]:
+    from eyeline.kernels.pieces import Strided
+
+    def add_keys(self: Strided, x: Tensor, made: Tensor) -> None:
+        self.keys(x).copy_(made)
+
+    patch.setattr(Strided, "add_keys", add_keys)
+    return kernel_suite("a run of tiles")
+
+
+class SortedKeysAsValues:
+    NAME = "sorted keys as values"
+
+    def refusal(self, request: Request) -> str | None:
+        return None
+
+    def run(self, request: Request) -> tuple[Tensor, Tensor]:
+        from dataclasses import replace
+
+        return tiles.run(replace(request, value=request.key.sort(dim=2).values))
+
+
+def sorted_keys_used_as_values(patch: Patch) -> Callable[[], None]:
+    return lambda: check_kernel(SortedKeysAsValues())
+
+
+class UpperLeft:
+    """SDPA's own notion of causal for a cached step."""
+
+    NAME = "upper-left"
+
+    def refusal(self, request: Request) -> str | None:
+        return None if request.pattern == Causal() and request.uniform else "only causal"
+
+    def run(self, request: Request) -> tuple[Tensor, None]:
+        q, k, v = request.query, request.key, request.value
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=request.scale, enable_gqa=True
+        ), None
+
+
+def causal_upper_left(patch: Patch) -> Callable[[], None]:
+    return lambda: check_kernel(UpperLeft())
+
+
+MUTANTS = [
+    window_verdict_off_by_one, causal_full_one_key_early, sinks_empty_one_key_early,
+    or_planned_as_and, not_keeps_the_verdict, documents_full_across_an_edge,
+    chunks_signature_without_its_phase, window_signature_constant, needed_one_key_early,
+    nobody_is_full, nobody_in_a_mask, delta_is_a_hundredth_short,
+    plain_delta_is_a_hundredth_short, lse_of_an_empty_row_is_zero, parts_overwrite_each_other,
+    parts_merge_with_equal_shares, shared_keys_overwrite_each_other, sorted_keys_used_as_values,
+    causal_upper_left,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+def test_the_suite_catches_it(plant: Callable[[Patch], Callable[[], None]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        suite = plant(patch)
+        with pytest.raises(AssertionError):
+            suite()
+    planned.cache_clear()
+    if plant not in (sorted_keys_used_as_values, causal_upper_left):
+        suite()  # what failed was the fault, not the suite
+
+
+def test_cases_have_names_of_their_own() -> None:
+    names = [case.name for case in cases()]
+    assert len(set(names)) == len(names)
