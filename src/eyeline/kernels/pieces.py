@@ -38,6 +38,10 @@ class Piece(ABC):
         """Write (N, H, R, …) into the queries of x."""
 
     @abstractmethod
+    def add_queries(self, x: Tensor, blocks: Tensor, *, share: Tensor | None = None) -> None:
+        """Multiply the queries of x by ``share``, (N, H, R, 1), and add (N, H, R, E)."""
+
+    @abstractmethod
     def add_keys(self, x: Tensor, blocks: Tensor) -> None:
         """Add (N, Hk, C, E) to the keys of x; blocks may share keys."""
 
@@ -110,6 +114,12 @@ class Strided(Piece):
     def put_queries(self, x: Tensor, blocks: Tensor) -> None:
         self.queries(x).copy_(blocks)
 
+    def add_queries(self, x: Tensor, blocks: Tensor, *, share: Tensor | None = None) -> None:
+        view = self.queries(x)
+        if share is not None:
+            view.mul_(share)
+        view.add_(blocks)
+
     def add_keys(self, x: Tensor, blocks: Tensor) -> None:
         # Neighbouring blocks share keys. Slices no wider than a step do not overlap.
         width = self.step if self.count > 1 else self.columns
@@ -146,6 +156,10 @@ class Listed(Piece):
 
     def put_queries(self, x: Tensor, blocks: Tensor) -> None:
         x[:, self._index(self.q0, self.rows, x)] = blocks.transpose(0, 1)
+
+    def add_queries(self, x: Tensor, blocks: Tensor, *, share: Tensor | None = None) -> None:
+        old = self.queries(x)
+        self.put_queries(x, blocks + (old if share is None else old * share))
 
     def add_keys(self, x: Tensor, blocks: Tensor) -> None:
         index = self._index(self.k0, self.columns, x).flatten()

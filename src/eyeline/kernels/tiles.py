@@ -26,7 +26,7 @@ from eyeline.planning.planner import Plan, planned
 NAME = "tiles"
 
 # Working memory of one piece, in bytes.
-_BUDGET = 8 << 20
+_BUDGET = 4 << 20
 
 
 def refusal(request: Request) -> str | None:
@@ -130,21 +130,22 @@ def _forward(
             )
             first, end = piece.span()
             if touched.find(1, first, end) >= 0:
-                new_out, new_lse = _merged(piece, out, lse, new_out, new_lse)
-            piece.put_queries(out, new_out)
-            piece.put_queries(lse, new_lse)
+                _merge(piece, out, lse, new_out, new_lse)
+            else:
+                piece.put_queries(out, new_out)
+                piece.put_queries(lse, new_lse)
             touched[first:end] = b"\1" * (end - first)
 
 
-def _merged(
-    piece: Piece, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor
-) -> tuple[Tensor, Tensor]:
+def _merge(piece: Piece, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
+    """Take one more result for the piece's queries into out and lse. new_out is used up."""
     old_lse = piece.queries(lse)
     total = torch.logaddexp(old_lse, new_lse)
     finite = total.masked_fill(total == -torch.inf, 0.0)
     old_share = (old_lse - finite).exp_().unsqueeze(-1)
-    share = (new_lse - finite).exp_().unsqueeze(-1)
-    return (piece.queries(out) * old_share).add_(new_out * share), total
+    new_out.mul_((new_lse - finite).exp_().unsqueeze(-1))
+    piece.add_queries(out, new_out, share=old_share)
+    piece.put_queries(lse, total)
 
 
 def _backward(
@@ -169,7 +170,7 @@ def _backward(
             else:
                 lse = piece.queries(grad[1]) if grad[1] is not None else None
                 parts = plain.backward(above, lse, *blocks, *merged, mask, scale)
-            piece.put_queries(grads[0], piece.queries(grads[0]) + parts[0])
+            piece.add_queries(grads[0], parts[0])
             piece.add_keys(grads[1], parts[1])
             piece.add_keys(grads[2], parts[2])
 
