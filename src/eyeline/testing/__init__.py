@@ -1,4 +1,5 @@
 """The suite that users run on their own patterns, kernels, caches and mechanisms."""
 
+from eyeline.testing.cache import check_cache as check_cache
 from eyeline.testing.kernel import check_kernel as check_kernel
 from eyeline.testing.pattern import check_pattern as check_pattern

@@ -1,0 +1,39 @@
+"""Every Python snippet of the README and the docs runs, from top to bottom of its page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKER = re.compile(
+    r"<!-- from (?P<file>\S+) -->\n```\w*\n(?P<text>.*?)```\n<!-- end -->", re.DOTALL
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_snippets_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert snippets, "a page without one snippet"
+    scope: dict[str, object] = {"__name__": page.stem}
+    for snippet in snippets:
+        exec(compile(snippet, str(page), "exec"), scope)  # our own pages, not a user's text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_come_from_result_files(page: Path) -> None:
+    text = page.read_text("utf-8")
+    found = list(MARKER.finditer(text))
+    assert len(found) == text.count("<!-- from "), "a marker that encloses no block"
+    for match in found:
+        source = (ROOT / match["file"]).read_text("utf-8")
+        assert match["text"] in source, f"{page.name} differs from {match['file']}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
