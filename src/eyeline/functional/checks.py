@@ -64,35 +64,42 @@ def _hint(pattern: object) -> str:
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
+    for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise InvalidArgument(f"{name} is a {type(x).__name__}, not a tensor")
         if x.dim() != 4:
             raise InvalidArgument(
                 f"{name} {tuple(x.shape)} must have four dimensions: (batch, heads, length, width)"
             )
-        if not x.dtype.is_floating_point:
-            raise InvalidArgument(f"{name} is {x.dtype}: attention needs a floating-point type")
-    sizes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-    _same("dtype", {name: str(x.dtype) for name, x in named.items()})
-    _same("device", {name: str(x.device) for name, x in named.items()})
-    _same("batch size", {name: str(x.shape[0]) for name, x in named.items()}, sizes)
-    _same("length", {name: str(named[name].shape[2]) for name in ("key", "value")}, sizes)
-    _same("heads", {name: str(named[name].shape[1]) for name in ("key", "value")}, sizes)
-    _same("width", {name: str(named[name].shape[3]) for name in ("query", "key")}, sizes)
-    heads, key_heads = query.shape[1], key.shape[1]
-    if key_heads == 0 or heads % key_heads or heads == 0:
+    q, k, v = query.shape, key.shape, value.shape
+    _same("dtype", (query, key, value), (query.dtype, key.dtype, value.dtype))
+    _same("device", (query, key, value), (query.device, key.device, value.device))
+    _same("batch size", (query, key, value), (q[0], k[0], v[0]))
+    _same("length", (query, key, value), (None, k[2], v[2]))
+    _same("heads", (query, key, value), (None, k[1], v[1]))
+    _same("width", (query, key, value), (q[3], k[3], None))
+    if not query.is_floating_point():
+        raise InvalidArgument(f"query is {query.dtype}: attention needs a floating-point type")
+    if not k[1] or not q[1] or q[1] % k[1]:
         raise InvalidArgument(
-            f"{heads} query heads cannot share {key_heads} key heads evenly: the first must be a "
-            f"multiple of the second ({sizes})"
+            f"{q[1]} query heads cannot share {k[1]} key heads evenly: the first must be a "
+            f"multiple of the second ({_sizes(query, key, value)})"
         )
 
 
-def _same(what: str, values: dict[str, str], sizes: str = "") -> None:
-    if len(set(values.values())) > 1:
-        listed = ", ".join(f"{name} has {value}" for name, value in values.items())
-        raise InvalidArgument(f"{what} differs: {listed}" + (f" ({sizes})" if sizes else ""))
+def _same(what: str, tensors: tuple[Tensor, Tensor, Tensor], values: tuple[Any, Any, Any]) -> None:
+    """All values but None are equal. Words are made for an error only: decoding comes by often."""
+    given = [value for value in values if value is not None]
+    if given.count(given[0]) == len(given):
+        return
+    named = zip(("query", "key", "value"), values, strict=True)
+    listed = ", ".join(f"{name} has {value}" for name, value in named if value is not None)
+    raise InvalidArgument(f"{what} differs: {listed} ({_sizes(*tensors)})")
+
+
+def _sizes(query: Tensor, key: Tensor, value: Tensor) -> str:
+    named = {"query": query, "key": key, "value": value}
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
 
 
 def _tokens(
