@@ -1,0 +1,1 @@
+"""Paired measurements against the peers: `python -m benchmarks`, or `make bench`."""

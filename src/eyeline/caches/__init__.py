@@ -1,0 +1,10 @@
+"""Storage of keys and values while a model writes. No masks and no attention here."""
+
+from eyeline.caches.base import Cache as Cache
+from eyeline.caches.buffers import Layout as Layout
+from eyeline.caches.evicting import Evicting as Evicting
+from eyeline.caches.growing import Growing as Growing
+from eyeline.caches.recount import Ranks as Ranks
+from eyeline.caches.recount import recount as recount
+from eyeline.caches.select import cache_for as cache_for
+from eyeline.caches.select import needed_slots as needed_slots

@@ -1,0 +1,144 @@
+"""What every cache promises, and the bookkeeping of positions that all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from eyeline.caches.buffers import Layout
+from eyeline.caches.slots import followed_by
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.patterns import EMPTY, Bounds, Pattern
+from eyeline.patterns.bounds import UNBOUNDED
+from eyeline.tokens import Tokens
+
+Position = int | Tensor
+"""A position for all rows, or int64 (B, 1) when batch rows differ."""
+
+
+class Cache(ABC):
+    """Keys and values of all layers that share one pattern.
+
+    Once per step the model calls ``advance`` with the new tokens; then every layer calls
+    ``append`` with its new keys and values. Positions within a row must go up. A cache holds
+    values, not gradients.
+
+    The promise: each step's attention equals the same rows of the run over the whole text. It
+    can be kept only if no token may look at one that comes in a later step; ``advance`` refuses
+    the patterns and steps for which that is not so.
+    """
+
+    def __init__(self, pattern: Pattern, layout: Layout) -> None:
+        self.pattern, self.layout = pattern, layout
+        self._position: Position = 0
+
+    @property
+    def position(self) -> Position:
+        """The next position: a number, or int64 (B, 1) when batch rows differ."""
+        return self._position
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """The number of slots in use, per batch row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored keys and values: slots in use, all rows, heads and layers."""
+        return self.length * self.layout.batch * self.layout.slot_bytes
+
+    def advance(self, tokens: Tokens) -> Tokens:
+        """Takes the step's new tokens; returns those of the keys that ``append`` will return.
+
+        Raises InvalidArgument for another batch size or for positions that do not go up, and
+        NotSupported where tokens of earlier steps may look at the new ones.
+        """
+        self._check(tokens)
+        following = _after(self._position, tokens)
+        seen = self._place(tokens, following)
+        self._position = following
+        return seen
+
+    @abstractmethod
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
+        """Stores (B, Hk, m, ·) new keys and values; returns all that this step may look at.
+
+        Returns keys and values (B, Hk, S, ·), and their tokens: the object that ``advance``
+        returned. The order of the slots does not matter, the tokens say who is where.
+        """
+
+    def truncate(self, position: Position) -> None:
+        """Forgets every token at this position or later; it becomes the next position.
+
+        Raises InvalidArgument for a position that was not reached, and NotSupported if a key
+        that has been evicted would be needed again.
+        """
+        if bool((torch.as_tensor(position) > torch.as_tensor(self._position)).any()):
+            raise InvalidArgument(f"truncate({position}): the next position is {self._position}")
+        self._forget(position)
+        self._position = position
+
+    def reorder(self, index: Tensor) -> None:
+        """Row b becomes what row index[b] was (int64, (B,)): for beam search."""
+        if index.shape != (self.layout.batch,):
+            raise InvalidArgument(
+                f"reorder needs one row number for each of the {self.layout.batch} batch rows, "
+                f"got shape {tuple(index.shape)}"
+            )
+        self._exchange(index)
+        if isinstance(self._position, Tensor):
+            self._position = self._position[index.to(self._position.device)]
+
+    @abstractmethod
+    def _place(self, tokens: Tokens, following: Position) -> Tokens:
+        """The storage's own part of ``advance``; ``following`` is the position after the step."""
+
+    @abstractmethod
+    def _forget(self, position: Position) -> None:
+        """The storage's own part of ``truncate``."""
+
+    @abstractmethod
+    def _exchange(self, index: Tensor) -> None:
+        """The storage's own part of ``reorder``."""
+
+    def _check(self, tokens: Tokens) -> None:
+        if tokens.batch is not None and tokens.batch != self.layout.batch:
+            raise InvalidArgument(
+                f"tokens of {tokens.batch} batch rows for a cache of {self.layout.batch}"
+            )
+        if not followed_by(self._position, tokens.positions):
+            raise InvalidArgument(
+                f"positions must go up within each row, from {self._position} on; "
+                f"got {tokens.positions.tolist()}"
+            )
+        if not _settled(self.pattern, self._position):
+            raise NotSupported(
+                f"under {self.pattern} tokens before position {self._position} may look at later "
+                "ones, so reading in steps would not equal reading at once: read the whole text "
+                "in one step, or use causal & (…), under which nobody looks ahead"
+            )
+
+
+def refuse_gradients(*tensors: Tensor) -> None:
+    """Raises NotSupported if one of the tensors to be stored has a gradient to remember."""
+    if any(tensor.requires_grad for tensor in tensors):
+        raise NotSupported("a cache holds no gradients: run the model under torch.no_grad()")
+
+
+def _settled(pattern: Pattern, position: Position) -> bool:
+    """Whether no token before the position may look at one at it or after it."""
+    start = torch.as_tensor(position)
+    zero, top = torch.zeros_like(start), torch.full_like(start, UNBOUNDED)
+    verdict = pattern.verdict(Bounds(zero, start - 1, zero, top), Bounds(start, top, zero, top))
+    return bool(((verdict == EMPTY) | (start == 0)).all())
+
+
+def _after(position: Position, tokens: Tokens) -> Position:
+    if tokens.length == 0:
+        return position
+    reached = tokens.positions.amax(-1, keepdim=True) + 1
+    if tokens.batch is None and isinstance(position, int):
+        return max(int(reached), position)
+    return torch.maximum(reached, torch.as_tensor(position))

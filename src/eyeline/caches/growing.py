@@ -1,0 +1,63 @@
+"""A cache that keeps every key."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor
+
+from eyeline.caches.base import Cache, Position, refuse_gradients
+from eyeline.caches.buffers import Buffers, Layout
+from eyeline.caches.slots import exchanged, first, join, only
+from eyeline.patterns import Pattern
+from eyeline.tokens import NOBODY, Tokens
+
+_CHUNK = 256
+
+
+@final
+class Growing(Cache):
+    """Keeps every key and value; slot i holds the i-th token.
+
+    The buffers grow by half, at least by 256 slots, so that each key is copied a few times at
+    most. ``append`` writes in place and returns views.
+    """
+
+    def __init__(self, pattern: Pattern, layout: Layout) -> None:
+        super().__init__(pattern, layout)
+        self._buffers = Buffers(layout)
+        self._tokens = Tokens.arange(0, 0)
+        self._start = 0
+
+    @property
+    def length(self) -> int:
+        return self._tokens.length
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
+        refuse_gradients(key, value)
+        keys, values = self._buffers.keys[layer], self._buffers.values[layer]
+        start, end = self._start, self._tokens.length
+        keys[:, :, start:end] = key
+        values[:, :, start:end] = value
+        if start == 0:
+            return key, value, self._tokens
+        return keys[:, :, :end], values[:, :, :end], self._tokens
+
+    def _place(self, tokens: Tokens, following: Position) -> Tokens:
+        self._start = self._tokens.length
+        length = self._start + tokens.length
+        if length > self._buffers.room:
+            room = self._buffers.room + max(_CHUNK, self._buffers.room // 2)
+            self._buffers.reserve(max(length, room), used=self._start)
+        # The very object on the first step: queries and keys then share one plan.
+        self._tokens = tokens if self._start == 0 else join(self._tokens, tokens)
+        return self._tokens
+
+    def _forget(self, position: Position) -> None:
+        tokens = only(self._tokens, self._tokens.positions < position)
+        used = (tokens.positions != NOBODY).reshape(-1, tokens.length).any(0).nonzero()
+        self._tokens = first(tokens, int(used[-1]) + 1 if len(used) else 0)
+
+    def _exchange(self, index: Tensor) -> None:
+        self._buffers.reorder(index)
+        self._tokens = exchanged(self._tokens, index)

@@ -1,0 +1,84 @@
+"""Numbers as people read them, and the two ways out: a table or JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+WIDE = 95
+"""Columns from which on tables need not be narrow."""
+
+
+def print_json(answer: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    json.dump(answer, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def console() -> Console:
+    """Where tables go. Where no terminal says how wide it is, 100 columns."""
+    from rich.console import Console
+
+    plain = Console(highlight=False)
+    return plain if plain.is_terminal else Console(highlight=False, width=100)
+
+
+def table(out: Console, *columns: str, title: str | None = None) -> Table:
+    """An empty table: names on the left, numbers on the right, close together if it is narrow."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
+        padding=(0, 2 if out.width >= WIDE else 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    made.add_column(columns[0], overflow="fold", min_width=12)
+    for column in columns[1:]:
+        made.add_column(column, justify="right", no_wrap=True)
+    return made
+
+
+def data_size(count: float | None) -> str:
+    """Bytes in a unit that leaves few digits: 11.9 MB."""
+    if count is None:
+        return "—"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.{0 if count >= 100 * size else 1}f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in a unit that leaves few digits: 12.3 ms."""
+    if seconds is None:
+        return "—"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.{0 if seconds >= 100 * size else 1}f} {unit}"
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def percent(share: float, *, sign: bool = False) -> str:
+    """0.034 → 3.4 %, and 44 % from ten on."""
+    value = 100 * share
+    digits = 0 if abs(value) >= 9.95 else 1
+    return f"{value:{'+' if sign else ''}.{digits}f} %"
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers depend on beside the command."""
+    import torch
+
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,14 @@
+"""What `compare` and `bench` compute, without printing: time, memory, and what a reading loses."""
+
+from eyeline.measuring.comparison import Comparison as Comparison
+from eyeline.measuring.comparison import Row as Row
+from eyeline.measuring.comparison import compare as compare
+from eyeline.measuring.likelihood import Change as Change
+from eyeline.measuring.likelihood import paired_change as paired_change
+from eyeline.measuring.likelihood import perplexity as perplexity
+from eyeline.measuring.recall import Score as Score
+from eyeline.measuring.shapes import Shape as Shape
+from eyeline.measuring.sharing import under as under
+from eyeline.measuring.sweeping import Case as Case
+from eyeline.measuring.sweeping import Sweep as Sweep
+from eyeline.measuring.sweeping import sweep as sweep

@@ -1,0 +1,163 @@
+"""`compare`: one text, one model, several patterns; what each costs and what each loses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import final
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import InvalidArgument
+from eyeline.measuring import recall
+from eyeline.measuring.likelihood import Change, losses, paired_change, perplexity
+from eyeline.measuring.progress import Progress, Stages, silent
+from eyeline.measuring.reading import read, writing_speed
+from eyeline.measuring.sharing import under
+from eyeline.models import Llama
+from eyeline.patterns import Causal, Pattern
+from eyeline.planning import pairs
+
+SHORTEST = 128
+_WRITTEN = 24
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pattern (or one per layer), measured.
+
+    pairs: how many pairs of tokens it looks at, per head, the mean over layers. share: of the
+    causal pairs. read_seconds, attention_share, peak_bytes (beyond the weights; None: not
+    measured), tokens_per_second (of writing, at the end of the text): medians over the rounds.
+    cache_bytes: keys and values kept at the end of the text. change: of the perplexity against
+    the first row; None for that row itself. recall: by distance in tokens.
+    """
+
+    label: str
+    patterns: tuple[str, ...]
+    pairs: float
+    share: float
+    read_seconds: float
+    attention_share: float
+    peak_bytes: int | None
+    tokens_per_second: float
+    cache_bytes: int
+    perplexity: float
+    change: Change | None
+    recall: Mapping[int, recall.Score]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows, full causal first; ``length`` tokens were read in each of ``rounds`` rounds."""
+
+    length: int
+    rounds: int
+    rows: tuple[Row, ...]
+
+
+@final
+@dataclass
+class _Course:
+    """What is gathered of one pattern while the rounds go on."""
+
+    label: str
+    model: Llama
+    seconds: list[float] = field(default_factory=list)
+    attention_seconds: list[float] = field(default_factory=list)
+    peaks: list[int | None] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    cache_bytes: int = 0
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    recall: Mapping[int, recall.Score] = field(default_factory=dict)
+
+
+def compare(
+    model: Llama,
+    ids: Sequence[int],
+    patterns: Mapping[str, Pattern | Sequence[Pattern]],
+    *,
+    tokenizer: recall.Encoder | None = None,
+    rounds: int = 3,
+    progress: Progress = silent,
+) -> Comparison:
+    """Reads ``ids`` under full causal and under each pattern, by turns, in ``rounds`` rounds.
+
+    patterns: by the labels they are shown under. tokenizer: to write the facts for recall; without
+    it, and for texts that are too short, recall is empty.
+
+    Raises InvalidArgument for fewer than 128 ids, and for patterns that look ahead: they read the
+    answers off the text.
+    """
+    if len(ids) < SHORTEST:
+        raise InvalidArgument(f"{len(ids)} tokens are too few to compare: at least {SHORTEST}")
+    chosen = {"causal": Causal(), **patterns}
+    for label, each in chosen.items():
+        refuse_looking_ahead(label, each, len(ids))
+    courses = [_Course(label, under(model, each)) for label, each in chosen.items()]
+    exam = recall.prepare(tokenizer, ids) if tokenizer is not None else None
+    stages = Stages(len(courses) * (8 + 10 * rounds + (20 if exam is not None else 0)), progress)
+    text = torch.tensor([ids])
+    for course in courses:
+        # In full: what is allocated once and kept would else count as the first one's memory.
+        with stages.stage(f"warming up {course.label}", 8):
+            read(course.model, text)
+    for _ in range(rounds):
+        for course in courses:
+            with stages.stage(f"reading under {course.label}", 10):
+                _round(course, text)
+    if exam is not None:
+        for course in courses:
+            with stages.stage(f"asking under {course.label}", 20) as within:
+                course.recall = recall.examine(course.model, exam, progress=within)
+    return Comparison(len(ids), rounds, tuple(_row(each, courses[0], len(ids)) for each in courses))
+
+
+def refuse_looking_ahead(label: str, pattern: Pattern | Sequence[Pattern], length: int) -> None:
+    """Raises InvalidArgument for a pattern under which a token may look at a later one."""
+    for each in {pattern} if isinstance(pattern, Pattern) else set(pattern):
+        if pairs(each & ~Causal(), length):
+            raise InvalidArgument(
+                f"under {label} tokens look at later ones, so the text would be read off, not "
+                f"guessed; try causal & ({each})"
+            )
+
+
+def _round(course: _Course, text: Tensor) -> None:
+    reading = read(course.model, text)
+    course.seconds.append(reading.seconds)
+    course.attention_seconds.append(reading.attention_seconds)
+    course.peaks.append(reading.peak_bytes)
+    course.cache_bytes = sum(cache.nbytes for cache in reading.caches)
+    course.speeds.append(writing_speed(course.model, reading, _WRITTEN))
+    if not len(course.losses):
+        course.losses = losses(course.model, reading.hidden, text)
+
+
+def _row(course: _Course, baseline: _Course, length: int) -> Row:
+    looked, causal = pairs_per_layer(course.model, length), length * (length + 1) / 2
+    peaks = [peak for peak in course.peaks if peak is not None]
+    paired = None if course is baseline else paired_change(course.losses, baseline.losses)
+    shares = zip(course.attention_seconds, course.seconds, strict=True)
+    return Row(
+        label=course.label,
+        patterns=tuple(str(pattern) for pattern in course.model.patterns),
+        pairs=looked,
+        share=looked / causal,
+        read_seconds=median(course.seconds),
+        attention_share=median(part / whole for part, whole in shares),
+        peak_bytes=int(median(peaks)) if peaks else None,
+        tokens_per_second=median(course.speeds),
+        cache_bytes=course.cache_bytes,
+        perplexity=perplexity(course.losses),
+        change=paired,
+        recall=course.recall,
+    )
+
+
+def pairs_per_layer(model: Llama, length: int) -> float:
+    """How many pairs one head looks at in a text of this length, the mean over the layers."""
+    counts = [pairs(pattern, length) for pattern in model.patterns]
+    return sum(counts[group] for group in model.groups) / len(model.groups)

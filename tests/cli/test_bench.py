@@ -1,0 +1,57 @@
+"""The table, the JSON and the figure of sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Command
+from eyeline.cli.bench_table import crossing
+from eyeline.measuring import Case, Shape, Sweep
+
+SMALL = ("--heads", 2, "--dim", 5, "--length", 67, "--length", 521, "--rounds", 1)
+PATTERN = ("--pattern", "sliding_window(7)")
+
+
+def test_json(eyeline: Command) -> None:
+    words = (*SMALL, *PATTERN, "--kv-heads", 1, "--dtype", "float64", "--backward", "--no-memory")
+    found = eyeline("bench", *words, "--json")
+    assert found.status == 0 and found.err == ""
+    answer = found.json
+    assert answer["baseline"] == "torch SDPA, causal"
+    assert answer["shape"] == {
+        "heads": 2, "dim": 5, "kv_heads": 1, "dtype": "float64", "backward": True
+    }  # fmt: skip
+    assert [each["length"] for each in answer["baseline_seconds"]] == [67, 521]
+    (case,) = answer["cases"]
+    assert set(case) == {"label", "backend", "points", "peak_bytes", "crossover"}
+    assert set(case["points"][0]) == {
+        "length", "pairs", "kernel", "seconds", "speedup", "refusal"
+    }  # fmt: skip
+
+
+def test_the_table_and_its_refusals(eyeline: Command) -> None:
+    backends = ("--backend", "sdpa", "--backend", "tiles", "--no-memory")
+    found = eyeline("bench", *SMALL, *PATTERN, *backends)
+    assert found.status == 0 and found.err == ""
+    assert "torch SDPA, causal" in found.out and "refused" in found.out
+    assert "dense mask" in found.out and "sliding_window(7) by sdpa" in found.out
+
+
+def test_the_figure_with_memory(eyeline: Command, tmp_path: Path) -> None:
+    path = tmp_path / "figure.png"
+    found = eyeline("bench", *SMALL, *PATTERN, "--plot", path, "--json")
+    assert found.status == 0 and path.read_bytes().startswith(b"\x89PNG\r\n")
+    answer = found.json
+    peaks = (answer["baseline_peak_bytes"], answer["cases"][0]["peak_bytes"])
+    assert all(peak is None or peak >= 0 for peak in peaks)
+
+
+@pytest.mark.parametrize(
+    ("crossover", "words"),
+    [(None, "none up to 2,048"), (512.0, "512 or less"), (700.4, "700")],
+)
+def test_the_crossover_in_words(crossover: float | None, words: str) -> None:
+    case = Case("w", "auto", (), None, crossover)
+    assert crossing(case, Sweep(Shape(), (512, 2048), 5, {}, None, 1, (case,))) == words
