@@ -48,7 +48,9 @@ def test_rows_stop_by_themselves() -> None:
     model = llama().double()
     prompts = [PROMPT, PROMPT[:5], PROMPT[2:3]]
     free = generate(model, prompts, max_new_tokens=13)
-    stop = free[0][4]
+    # An id that is new in its text and not written again at once.
+    at = next(i for i in range(2, 12) if free[0][i] not in (*free[0][:i], free[0][i + 1]))
+    stop = free[0][at]
     cut = [text[: text.index(stop)] if stop in text else text for text in free]
     assert generate(model, prompts, max_new_tokens=13, stop={stop}) == cut
     writing = stream(model, PROMPT, max_new_tokens=13, stop=[stop])
@@ -58,8 +60,16 @@ def test_rows_stop_by_themselves() -> None:
 def test_recounted_writing_goes_on_past_the_trained_length() -> None:
     model = llama(pattern=streaming(5, 2), encodings="recounted")
     prompt = ids(1, 300)[0].tolist()
+    farthest, tables = [0], model._tables
+
+    def watched(positions: torch.Tensor) -> Any:
+        farthest.append(int(positions.max()))
+        return tables(positions)
+
+    model._tables = watched  # type: ignore[method-assign]
     writing = stream(model, prompt, max_new_tokens=40)
     assert len(list(writing)) == 40 and writing.caches[0].length == 7
+    assert max(farthest) < 256 + 7 and farthest[-1] == 6
     texts = generate(model, [prompt, prompt[:290]], max_new_tokens=3)
     assert [len(text) for text in texts] == [3, 3]
 

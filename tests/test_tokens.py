@@ -52,6 +52,8 @@ def test_last_slots() -> None:
         (lambda: Tokens(torch.zeros(3)), "float32"),
         (lambda: Tokens(torch.zeros(2, 2, 2, dtype=torch.int64)), r"\(2, 2, 2\)"),
         (lambda: Tokens.listed([0, -2]), "-2"),
+        (lambda: Tokens.listed([0, 2**60]), "2\\^60"),
+        (lambda: Tokens.arange(0, 5).last(9), "5 slots, not 9"),
         (lambda: Tokens.listed([0, 1], [0]), "documents"),
         (lambda: Tokens.padded([3], side="middle"), "middle"),
         (lambda: Tokens.padded([3], length=2), "length=2"),

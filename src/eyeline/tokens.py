@@ -18,6 +18,8 @@ from torch import Tensor
 from eyeline.errors import InvalidArgument
 
 NOBODY = -1
+LARGEST = 1 << 60
+"""Positions, documents and widths lie below this."""
 
 
 class Points(NamedTuple):
@@ -57,7 +59,7 @@ class Tokens:
     @staticmethod
     def arange(start: int, stop: int) -> Tokens:
         """Slots that stand at start, start + 1, …, stop - 1."""
-        return Tokens(torch.arange(start, stop))
+        return Tokens(torch.arange(start, stop, device="cpu"))
 
     @staticmethod
     def listed(positions: Sequence[int], documents: Sequence[int] | None = None) -> Tokens:
@@ -134,6 +136,8 @@ class Tokens:
         """The last ``count`` slots."""
         if count == self.length:
             return self
+        if not 0 <= count < self.length:
+            raise InvalidArgument(f"there are {self.length} slots, not {count}")
         start = self.length - count
         documents = None if self.documents is None else self.documents[..., start:]
         return Tokens(self.positions[..., start:], documents)
@@ -167,8 +171,13 @@ def _check(name: str, tensor: Tensor) -> None:
             f"{name} must be int64 of shape (L,) or (B, L), "
             f"got {tensor.dtype} {tuple(tensor.shape)}"
         )
-    if tensor.device.type == "cpu" and tensor.numel() and int(tensor.min()) < NOBODY:
-        raise InvalidArgument(f"{name} holds {int(tensor.min())}; -1 (nobody) is the lowest value")
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return  # a GPU is not waited for
+    least, most = (int(bound) for bound in tensor.aminmax())
+    if least < NOBODY or most >= LARGEST:
+        raise InvalidArgument(
+            f"{name} hold {least if least < NOBODY else most}: they go from -1 (nobody) to 2^60 - 1"
+        )
 
 
 def _lengths(lengths: Sequence[int] | Tensor) -> Tensor:

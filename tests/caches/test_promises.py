@@ -8,7 +8,16 @@ from torch import Tensor
 
 from eyeline.caches import Cache, Evicting, Growing, Layout, recount
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.patterns import Causal, Full, Pattern, Sinks, prefix_lm, sliding_window, streaming
+from eyeline.patterns import (
+    Causal,
+    Full,
+    Pattern,
+    Sinks,
+    Window,
+    prefix_lm,
+    sliding_window,
+    streaming,
+)
 from eyeline.tokens import NOBODY, Tokens
 
 
@@ -24,7 +33,9 @@ def feed(cache: Cache, tokens: Tokens, values: Tensor | None = None) -> dict[int
     cache.advance(tokens)
     keys, _, seen = cache.append(0, key, -key)
     where = zip(seen.row(0).positions.tolist(), keys[0, 0, :, 0].tolist(), strict=True)
-    return {position: mark for position, mark in where if position != NOBODY}
+    somebody = [pair for pair in where if pair[0] != NOBODY]
+    assert len(dict(somebody)) == len(somebody), "a position is there twice"
+    return dict(somebody)
 
 
 @pytest.mark.parametrize("kind", [Growing, Evicting])
@@ -38,6 +49,15 @@ def test_truncated_text_is_written_anew(kind: type[Growing] | type[Evicting]) ->
     assert seen == {0: 0, 1: 1, 2: 52, 3: 53}
     cache.truncate(0)
     assert feed(cache, Tokens.arange(0, 1)) == {0: 0}
+
+
+@pytest.mark.parametrize("kind", [Growing, Evicting])
+def test_what_is_kept_survives_each_growth(kind: type[Growing] | type[Evicting]) -> None:
+    cache, start = new(kind, Causal()), 0
+    for step in (1, 1, 200, 100, 1, 400, 1):
+        seen = feed(cache, Tokens.arange(start, start + step))
+        start += step
+        assert seen == {position: position for position in range(start)}
 
 
 def test_truncation_that_needs_evicted_keys_is_refused() -> None:
@@ -89,7 +109,9 @@ def test_another_batch_is_refused() -> None:
         new(Growing, Causal(), batch=3).advance(Tokens.padded([1, 2]))
 
 
-@pytest.mark.parametrize("pattern", [Full(), Full() & Sinks(9), prefix_lm(5)], ids=str)
+@pytest.mark.parametrize(
+    "pattern", [Full(), Full() & Sinks(9), prefix_lm(5), Window(None, 1)], ids=str
+)
 def test_patterns_that_look_ahead_are_refused_in_steps(pattern: Pattern) -> None:
     cache = new(Growing, pattern)
     feed(cache, Tokens.arange(0, 4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -84,8 +86,6 @@ def test_mistakes_are_told_in_one_line(
     assert found.status == 2
     assert found.out == ""
     assert found.err.startswith("eyeline: ") and found.err.count("\n") == 1
-    import re
-
     assert re.search(message, found.err), found.err
 
 
@@ -141,3 +141,11 @@ def test_a_closed_pipe_is_no_traceback(model: Path) -> None:
     command = f"{sys.executable} -m eyeline generate {model} ab --max-new-tokens 300 | head -c 5"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert len(done.stdout) == 5 and done.stderr == ""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_closed_before_the_first_word_is_no_traceback(unbuffered: str) -> None:
+    command = f"{sys.executable} -m eyeline models --json | true; exit ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (1, "")

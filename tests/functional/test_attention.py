@@ -160,6 +160,55 @@ def test_no_key_at_all_gives_zero() -> None:
     assert not attention(q, k, v, Full()).any()
 
 
+@pytest.mark.parametrize(
+    ("backend", "length"),
+    [("auto", 20), ("sdpa", 20), ("tiles", 20), ("reference", 20), ("auto", 700), ("tiles", 700)],
+)
+def test_autocast_rounds_the_inputs_and_nothing_else(backend: str, length: int) -> None:
+    q, k, v = (6 * x for x in tensors(length, length))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(*inputs, sliding_window(9), backend=backend)
+    grads = torch.autograd.grad(out.float().sum(), inputs)
+    rounded = [x.detach().bfloat16().requires_grad_() for x in inputs]
+    right = attention(*rounded, sliding_window(9), backend=backend)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, right)
+    for found, true in zip(grads, torch.autograd.grad(right.float().sum(), rounded), strict=True):
+        torch.testing.assert_close(found, true.float())
+
+
+def test_weights_sum_to_one_under_autocast() -> None:
+    q, k, _ = tensors()
+    with torch.autocast("cpu", torch.bfloat16):
+        weight = attention_weights(6 * q, k, Causal())
+    torch.testing.assert_close(weight.sum(-1), torch.ones(2, 4, 13), check_dtype=False, atol=0.02, rtol=0)
+
+
+def test_many_merges_round_once() -> None:
+    n = 4096
+    stripes = ((torch.arange(n) // 64) % 2 == 0)[None] & torch.ones(n, n).tril().bool()
+    exact = [torch.randn(1, 1, n, 16, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = (x.to(dtype) for x in exact)
+        wide = [x.double() for x in (q, k, v)]
+        right = attention(*wide, stripes, backend="reference")
+        score = ((q @ k.transpose(-1, -2)) * 0.25).masked_fill(~stripes, -torch.inf)
+        unfused = (torch.softmax(score, -1) @ v - right).abs().max()
+        ours = (attention(q, k, v, stripes, backend="tiles") - right).abs().max()
+        assert ours <= 2 * unfused + torch.finfo(dtype).eps * right.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 0, 5), (2, 3, 0)])
+@pytest.mark.parametrize("backend", ["auto", "tiles", "reference"])
+def test_empty_sizes(shape: tuple[int, int, int], backend: str) -> None:
+    batch, length, width = shape
+    q = torch.zeros(batch, 4, length, width)
+    k = torch.zeros(batch, 2, length, width)
+    v = torch.zeros(batch, 2, length, 7)
+    assert attention(q, k, v, Full(), backend=backend).shape == (batch, 4, length, 7)
+
+
 Q, K, V = tensors()
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "rank": (lambda: attention(Q[0], K, V), r"query \(4, 13, 5\) must have four dimensions"),
@@ -178,8 +227,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "text": (lambda: attention(Q, K, V, "causal"), r"parse\('causal'\)"),  # type: ignore[arg-type]
     "class": (lambda: attention(Q, K, V, Causal), r"write Causal\(\)"),  # type: ignore[arg-type]
     "is_causal": (lambda: attention(Q, K, V, True), "pattern is a bool"),  # type: ignore[arg-type]
-    "mask size": (lambda: attention(Q, K, V, torch.ones(9, 9).bool()), "9 .* positions"),
+    "mask size": (lambda: attention(Q, K, V, torch.ones(9, 9).bool()), "a key stands at 9"),
     "backend": (lambda: attention(Q, K, V, backend="fast"), "backend='fast'"),
+    "mask for other heads": (
+        lambda: attention(Q, K, V, torch.ones(2, 5, 13, 13).bool()), "for 2 batch rows and 5 heads"
+    ),
     "scale": (lambda: attention(Q, K, V, scale=float("nan")), "scale=nan"),
     "tokens": (
         lambda: attention(Q, K, V, Causal(), k_tokens=Tokens.arange(0, 9), q_tokens=Tokens.arange(0, 13)),
@@ -209,6 +261,8 @@ def test_mistakes_name_the_argument_and_the_sizes(name: str) -> None:
 def test_what_is_not_built_is_refused_by_name() -> None:
     with pytest.raises(NotSupported, match="score_mod"):
         attention(Q, K, V, score_mod=lambda s, b, h, i, j: s)
+    with pytest.raises(NotSupported, match="scale is a tensor"):
+        attention(Q, K, V, scale=torch.tensor(0.3, requires_grad=True))  # type: ignore[arg-type]
     with pytest.raises(NotSupported, match=r"dropout_p=0\.1"):
         attention(Q, K, V, dropout_p=0.1)
 

@@ -29,6 +29,7 @@ from eyeline.patterns import (
     streaming,
 )  # fmt: skip
 from eyeline.patterns.verdicts import from_tests
+from eyeline.planning import Gathered, Run, Slab, plan
 from eyeline.planning.planner import Plan, planned
 from eyeline.testing import check_kernel, check_pattern
 from eyeline.testing.cases import cases
@@ -268,3 +269,13 @@ def test_the_suite_catches_it(plant: Callable[[Patch], Callable[[], None]]) -> N
 def test_cases_have_names_of_their_own() -> None:
     names = [case.name for case in cases()]
     assert len(set(names)) == len(names)
+
+
+def test_the_cases_hold_every_kind_of_part() -> None:
+    found = {
+        type(part)
+        for case in cases()
+        if not case.pattern.varies_by and case.tokens is None
+        for part in plan(case.pattern, case.queries, case.keys).parts
+    }
+    assert found == {Run, Slab, Gathered}

@@ -20,6 +20,7 @@ from eyeline.patterns import (
     sliding_window,
     streaming,
 )  # fmt: skip
+from eyeline.patterns.base import MaskMod
 from eyeline.planning import dense_mask
 from eyeline.testing import check_pattern
 from eyeline.tokens import Tokens
@@ -100,7 +101,7 @@ def test_explicit_agrees_with_its_plan() -> None:
 
 
 def test_explicit_outside_its_size_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="4 query positions"):
+    with pytest.raises(InvalidArgument, match="key positions 0 to 3; a key stands at 4"):
         dense_mask(Explicit(table("1111 1111 1111 1111")), 5, 5)
 
 
@@ -111,6 +112,40 @@ def test_explicit_refuses_what_it_cannot_read() -> None:
         Explicit(torch.ones(2, 3, 3, dtype=torch.bool))
     with pytest.raises(InvalidArgument, match="no head 2"):
         Explicit(torch.ones(1, 2, 3, 3, dtype=torch.bool)).at(0, 2)
+
+
+def test_explicit_before_its_first_row_is_refused() -> None:
+    last_rows = Explicit(torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(InvalidArgument, match="query positions 3 to 4; a query stands at 0"):
+        dense_mask(last_rows, 5)
+
+
+def test_explicit_broadcasts_as_in_sdpa() -> None:
+    row = table("1010")
+    assert torch.equal(dense_mask(Explicit(row), 4), row.expand(4, 4))
+    check_pattern(Explicit(torch.arange(67)[None] % 3 == 1), lengths=(67,))
+    assert not Explicit(row[None, None]).varies_by
+    assert torch.equal(dense_mask(Explicit(row[None, None]), 4), row.expand(4, 4))
+
+
+def test_what_differs_per_head_is_not_answered_for_one() -> None:
+    for pattern in (
+        Explicit(torch.ones(2, 3, 4, 4, dtype=torch.bool)),
+        Predicate(lambda b, h, q, k: q >= k) & Full(),
+    ):
+        with pytest.raises(InvalidArgument, match="differs per batch and head"):
+            dense_mask(pattern, 4)
+
+
+def test_mask_mods_of_expressions_read_batch_and_head() -> None:
+    index = torch.arange(5)
+    rule = Predicate(lambda b, h, q, k: q >= k + h)
+    mask = torch.rand(1, 3, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.5
+    for pattern in (rule & Full(), ~rule | Causal(), Explicit(mask) & Causal()):
+        mod, right = pattern.mask_mod(), dense_mask(pattern, 5, batch=1, heads=3)[0]
+        for head in range(3):
+            assert torch.equal(mod(0, head, index[:, None], index), right[head])
+    assert rule.at(0, 2).mask_mod()(0, 0, torch.tensor(1), torch.tensor(0)).item() is False
 
 
 def test_predicate_reads_batch_and_head() -> None:
@@ -131,12 +166,15 @@ def test_predicate_shows_the_users_own_error() -> None:
     def broken(b: object, h: object, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         raise KeyError("mine")
 
+    def mask(rule: MaskMod) -> torch.Tensor:
+        return dense_mask(Predicate(rule, per_batch=False, per_head=False), 3)
+
     with pytest.raises(KeyError, match="mine"):
-        dense_mask(Predicate(broken), 3)
+        mask(broken)
     with pytest.raises(InvalidArgument, match="int64"):
-        dense_mask(Predicate(lambda b, h, q, k: q - k), 3)
+        mask(lambda b, h, q, k: q - k)
     with pytest.raises(InvalidArgument, match=r"broadcast to \(3, 3\)"):
-        dense_mask(Predicate(lambda b, h, q, k: torch.ones(2, dtype=torch.bool)), 3)
+        mask(lambda b, h, q, k: torch.ones(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +189,10 @@ def test_predicate_shows_the_users_own_error() -> None:
         (lambda: streaming(0, 4), "size=0"),
         (lambda: prefix_lm(-3), "-3"),
         (lambda: Predicate(3), "int"),  # type: ignore[arg-type]
+        (lambda: Explicit(3), "int"),  # type: ignore[arg-type]
+        (lambda: Window(2**63, 0), "2\\^60"),
+        (lambda: Sinks(2**60), "2\\^60"),
+        (lambda: Chunks(2**63), "2\\^60"),
     ],
 )
 def test_mistakes_are_named(make: object, words: str) -> None:

@@ -50,6 +50,11 @@ def test_rows_move_at_their_own_pace() -> None:
     assert needed.tolist() == [[False, False, True], [False, False, True]]
 
 
+def test_any_document_may_come_again() -> None:
+    tokens = Tokens.listed([0, 1, 2], [-1, -1, -1])
+    assert (sliding_window(4) & SameDocument()).needed(tokens, 3).all()
+
+
 def test_a_document_may_come_again() -> None:
     tokens = Tokens.packed([3, 3])
     assert (Causal() & SameDocument()).needed(tokens, 6).all()

@@ -85,6 +85,7 @@ def test_bound_patterns_are_numbered_and_handed_back() -> None:
         ("window(left=1, 2)", "without a name"),
         ("window(left=1, left=2)", "twice"),
         ("window(left=1, wide=2)", "wide"),
+        ("explicit(5)", "explicit: mask is a int"),
         ("causal)", "found '\\)'"),
         ("causal @ full", "unexpected '@', at character 8"),
         ("__import__('os')", "unknown pattern '__import__'|unexpected"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyeline import attention, dense_mask
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import (
     Bounds,
@@ -177,3 +180,49 @@ def test_what_is_not_one_sequence_is_refused() -> None:
         plan(Full())
     with pytest.raises(InvalidArgument, match="L=-1"):
         pairs(Full(), -1)
+    with pytest.raises(InvalidArgument, match="7 queries but 3 keys"):
+        pairs(Causal(), 7, 3)
+    with pytest.raises(InvalidArgument, match="not both|or both"):
+        plan(Full(), 5, q_tokens=Tokens.arange(0, 5))
+    with pytest.raises(InvalidArgument, match="tile=0"):
+        plan(Full(), 5, tile=0)
+
+
+@dataclass(frozen=True)
+class Listed(Pattern):
+    """A user's pattern with a field that cannot be hashed."""
+
+    allowed: list[int]
+
+    def allows(self, q: Points, k: Points) -> Tensor:
+        return (q.position - k.position).abs()
+
+
+def test_a_users_mistakes_are_named() -> None:
+    with pytest.raises(InvalidArgument, match="Listed cannot be hashed"):
+        plan(Listed([1]), 5)
+    with pytest.raises(InvalidArgument, match="int64, it must be bool"):
+        dense_mask(Listed([1]), 5)
+
+
+def test_bound_patterns_are_not_kept_alive() -> None:
+    mask = torch.ones(70, 70, dtype=torch.bool)
+    watched = weakref.ref(mask)
+    x = torch.zeros(1, 1, 70, 4)
+    for backend in ("auto", "tiles", "reference"):
+        attention(x, x, x, mask, backend=backend)
+    del mask
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_users_default_device_does_not_matter() -> None:
+    x = torch.zeros(1, 1, 613, 4)
+    with torch.device("meta"):
+        assert plan(sliding_window(7), 613).parts
+        attention(x, x, x, sliding_window(7), backend="tiles")
+
+
+def test_nothing_known_stays_linear_in_memory() -> None:
+    rule = Predicate(lambda b, h, q, k: q >= k, per_batch=False, per_head=False)
+    assert largest_tensor(lambda: plan(rule, 2**17)) < 16 * 2**17

@@ -49,7 +49,7 @@ class Evicting(Cache):
 
     def _place(self, tokens: Tokens, following: Position) -> Tokens:
         used = self._tokens.length
-        if used and tokens.length == 1:
+        if tokens.length == 1:
             self._place_one(tokens)
         else:
             self._place_many(tokens, following)

@@ -29,7 +29,7 @@ def draw(sweep: Sweep, path: Path) -> None:
         figure = Figure(figsize=(_WIDTH, _HEIGHT))
         heading(
             figure,
-            f"Attention over {sweep.lengths[-1]:,} tokens and fewer",
+            "Attention under patterns, against torch SDPA",
             f"{sweep.shape.text[:1].upper()}{sweep.shape.text[1:]}. Medians of {sweep.rounds} "
             "runs, by turns.",
         )
@@ -87,7 +87,7 @@ def _memory(axes: Axes, sweep: Sweep) -> None:
     bars = [(_BASELINE, sweep.baseline_peak_bytes, INK)]
     bars += [(_label(case), case.peak_bytes, color) for color, case in _coloured(sweep.cases)]
     shown = [(name, peak, color) for name, peak, color in bars if peak is not None]
-    longest = max((peak for _, peak, _ in shown), default=1)
+    longest = max(1, *(peak for _, peak, _ in shown))
     for place, (name, peak, color) in enumerate(shown):
         axes.barh(place, peak, height=0.42, color=color)
         axes.text(

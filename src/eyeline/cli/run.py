@@ -1,4 +1,7 @@
-"""From arguments to an exit status: 0, 2 for the user's mistakes, 130 after Ctrl-C."""
+"""From arguments to an exit status: 0, 2 for the user's mistakes, 130 after Ctrl-C.
+
+1 is for a reader of the output that has gone away.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from importlib.util import find_spec
 
 from eyeline.errors import EyelineError
 
-MISTAKE, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
+CLOSED_PIPE, MISTAKE, INTERRUPTED = 1, 2, 130
 _NEEDED = ("typer", "rich")
 
 

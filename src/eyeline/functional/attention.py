@@ -10,6 +10,7 @@ from torch import Tensor
 from eyeline.dispatch import choose, reasons
 from eyeline.functional.checks import PatternLike, make_request
 from eyeline.kernels import reference
+from eyeline.kernels.request import Request
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens
 
@@ -35,6 +36,7 @@ def attention(
     mask_mod. scale: 1/√E when omitted. q_tokens, k_tokens: what stands in each slot. When omitted,
     keys stand at 0 … S-1 and the queries are the *last* L of them, so that a cached step equals
     the full run; torch's ``is_causal`` is upper-left.
+    Under torch.autocast the inputs are cast to its type first, as SDPA does.
     backend: "auto", or a kernel that must serve or refuse: "decode", "sdpa", "tiles", "reference".
 
     A query that may look at nobody gets exactly 0 and finite gradients. NaN and inf inside the
@@ -48,7 +50,7 @@ def attention(
         query, key, value, pattern,
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, score_mod=score_mod, dropout_p=dropout_p,
     )  # fmt: skip
-    return choose(request, backend).run(request)[0]
+    return _served(request, backend)[0]
 
 
 def attention_with_lse(
@@ -71,7 +73,7 @@ def attention_with_lse(
         query, key, value, pattern,
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, wants_lse=True,
     )  # fmt: skip
-    out, lse = choose(request, backend).run(request)
+    out, lse = _served(request, backend)
     assert lse is not None
     return out, lse
 
@@ -93,7 +95,17 @@ def attention_weights(
     request = make_request(
         query, key, key, pattern, scale=scale, q_tokens=q_tokens, k_tokens=k_tokens
     )
-    return reference.weights(request)[0].to(query.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        return reference.weights(request)[0].to(request.query.dtype)
+
+
+def _served(request: Request, backend: str) -> tuple[Tensor, Tensor | None]:
+    kernel = choose(request, backend)
+    if not torch.is_autocast_enabled(request.query.device.type):
+        return kernel.run(request)
+    # The inputs have autocast's type already; inside, kernels keep sums in float32.
+    with torch.autocast(request.query.device.type, enabled=False):
+        return kernel.run(request)
 
 
 def explain(

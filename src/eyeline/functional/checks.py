@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument, NotSupported
@@ -31,11 +32,17 @@ def make_request(
 ) -> Request:
     """Check one attention call. Nothing is looked up on the device, so a GPU is not waited for."""
     _check_tensors(query, key, value)
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x.to(dtype) for x in (query, key, value))
     if score_mod is not None:
         raise NotSupported("score_mod is not built yet: scores cannot be changed in this version")
     if dropout_p != 0.0:
         raise NotSupported(f"dropout_p={dropout_p} is not built yet: use dropout_p=0.0")
+    if isinstance(scale, Tensor):
+        raise NotSupported("scale is a tensor: multiply the query by it and give scale=1.0")
     rule = as_pattern(pattern)
+    rule.check_call(query.shape[0], query.shape[1])
     q_tokens, k_tokens = _tokens(query, key, rule, q_tokens, k_tokens)
     scale = scale if scale is not None else 1.0 / math.sqrt(max(query.shape[-1], 1))
     if not math.isfinite(scale):

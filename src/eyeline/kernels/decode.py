@@ -36,10 +36,10 @@ def run(request: Request) -> tuple[Tensor, None]:
             query, request.key, request.value, attn_mask=mask, scale=request.scale
         )
     else:
-        rows = query.reshape(batch, heads // groups, groups * length, -1)
+        rows = query.reshape(batch, heads // groups, groups * length, query.shape[3])
         out = scaled_dot_product_attention(
             rows, request.key, request.value, attn_mask=_in_rows(mask, request), scale=request.scale
-        ).view(batch, heads, length, -1)
+        ).view(batch, heads, length, request.value.shape[3])
     return (out if some is None else out.masked_fill(~some, 0.0)), None
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from eyeline.kernels.request import Request
 from eyeline.patterns import Pattern
+from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask
 from eyeline.tokens import Tokens
 
@@ -37,7 +36,7 @@ def _key(request: Request) -> _Key:
     return (request.pattern, *tokens, batch, heads, request.query.device)
 
 
-@lru_cache(maxsize=16)
+@remember(maxsize=16)
 def _dense(
     pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int, device: torch.device
 ) -> Tensor:
@@ -47,7 +46,7 @@ def _dense(
     return mask.unsqueeze(1) if mask.dim() == 3 else mask
 
 
-@lru_cache(maxsize=16)
+@remember(maxsize=16)
 def _visible(
     pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:

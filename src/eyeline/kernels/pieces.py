@@ -18,6 +18,8 @@ from eyeline.planning import Gathered, Part, Plan, Slab
 
 # A mask is evaluated on int64 positions, then kept as bools and as floats.
 _MASK_BYTES = 32
+# A piece of a slab is cut along its keys rather than made of fewer queries than this.
+_FEWEST_ROWS = 64
 
 
 class Piece(ABC):
@@ -77,9 +79,10 @@ def pieces(plan: Plan, part: Part, footprint: Footprint, budget: int) -> Iterato
 
 
 def _slab_pieces(plan: Plan, part: Slab, footprint: Footprint, budget: int) -> Iterator[Piece]:
-    # Without a cost for keys there is no reason to split them, and a merge to be saved.
-    columns = min(max(budget // footprint.key, 64), part.columns) if footprint.key else part.columns
     pair = max(footprint.pair, _MASK_BYTES if part.masked else 0)
+    # What costs nothing for keys is not split along them: that saves merges.
+    key = max(footprint.key, _FEWEST_ROWS * pair)
+    columns = min(max(budget // key, _FEWEST_ROWS), part.columns) if key else part.columns
     rows = max(budget // max(footprint.query + columns * pair, 1), 1)
     for q0, height in _cuts(part.q0, part.rows, rows):
         for k0, width in _cuts(part.k0, part.columns, columns):
@@ -155,7 +158,7 @@ class Listed(Piece):
         return x[:, self._index(self.k0, self.columns, x)].transpose(0, 1)
 
     def put_queries(self, x: Tensor, blocks: Tensor) -> None:
-        x[:, self._index(self.q0, self.rows, x)] = blocks.transpose(0, 1)
+        x[:, self._index(self.q0, self.rows, x)] = blocks.transpose(0, 1).to(x.dtype)
 
     def add_queries(self, x: Tensor, blocks: Tensor, *, share: Tensor | None = None) -> None:
         old = self.queries(x)
@@ -163,7 +166,7 @@ class Listed(Piece):
 
     def add_keys(self, x: Tensor, blocks: Tensor) -> None:
         index = self._index(self.k0, self.columns, x).flatten()
-        x.index_add_(1, index, blocks.transpose(0, 1).flatten(1, 2))
+        x.index_add_(1, index, blocks.transpose(0, 1).flatten(1, 2).to(x.dtype))
 
     def span(self) -> tuple[int, int]:
         return int(self.q0.min()), int(self.q0.max()) + self.rows

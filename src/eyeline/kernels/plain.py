@@ -65,7 +65,8 @@ def _times(rows: Tensor, keys: Tensor) -> Tensor:
 
 def _folded(rows: Tensor, heads: int) -> Tensor:
     """(N, H, R, x) as (N, Hk, H/Hk·R, x)."""
-    return rows.reshape(rows.shape[0], heads, -1, rows.shape[-1])
+    blocks, all_heads, length, width = rows.shape
+    return rows.reshape(blocks, heads, all_heads // heads * length, width)
 
 
 def _wide(x: Tensor) -> Tensor:

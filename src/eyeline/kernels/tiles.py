@@ -81,12 +81,14 @@ class _Tiles(torch.autograd.Function):
         sheets: tuple[Sheet, ...],
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(query.dtype, torch.float32)
-        out = value.new_zeros(*query.shape[:3], value.shape[-1])
+        # Half types are merged in float32 and rounded once.
+        out = value.new_zeros(*query.shape[:3], value.shape[-1], dtype=wide)
         lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
         for sheet in sheets:
             of = (sheet.row, sheet.heads)
             keys = (sheet.row, sheet.key_heads)
             _forward(sheet.plan, query[of], key[keys], value[keys], out[of], lse[of], scale)
+        out = out.to(value.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.scale, ctx.sheets = scale, sheets
         ctx.set_materialize_grads(False)
@@ -95,25 +97,30 @@ class _Tiles(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
-        wide = torch.promote_types(query.dtype, torch.float32)
-        grads = tuple(torch.zeros_like(x, dtype=wide) for x in (query, key, value))
-        grad = _dense_rows(grad) if grad is not None else torch.zeros_like(out)
-        # exp(score - inf) = 0: an empty row, whose score - lse would be inf - inf, adds nothing.
-        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-        if grad_lse is not None:
-            grad_lse = grad_lse.masked_fill(lse == torch.inf, 0.0)
-        for sheet in ctx.sheets:
-            of, keys = (sheet.row, sheet.heads), (sheet.row, sheet.key_heads)
-            _backward(
-                sheet.plan,
-                (grad[of], grad_lse[of] if grad_lse is not None else None),
-                (query[of], key[keys], value[keys]),
-                (out[of], lse[of]),
-                (grads[0][of], grads[1][keys], grads[2][keys]),
-                ctx.scale,
-            )
-        return (*(g.to(query.dtype) for g in grads), None, None)
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            return _gradients(ctx, grad, grad_lse)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    query, key, value, out, lse = ctx.saved_tensors
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grads = tuple(torch.zeros_like(x, dtype=wide) for x in (query, key, value))
+    grad = _dense_rows(grad) if grad is not None else torch.zeros_like(out)
+    # exp(score - inf) = 0: an empty row, whose score - lse would be inf - inf, adds nothing.
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    if grad_lse is not None:
+        grad_lse = grad_lse.masked_fill(lse == torch.inf, 0.0)
+    for sheet in ctx.sheets:
+        of, keys = (sheet.row, sheet.heads), (sheet.row, sheet.key_heads)
+        _backward(
+            sheet.plan,
+            (grad[of], grad_lse[of] if grad_lse is not None else None),
+            (query[of], key[keys], value[keys]),
+            (out[of], lse[of]),
+            (grads[0][of], grads[1][keys], grads[2][keys]),
+            ctx.scale,
+        )
+    return (*(g.to(query.dtype) for g in grads), None, None)
 
 
 def _forward(
@@ -130,7 +137,7 @@ def _forward(
             )
             first, end = piece.span()
             if touched.find(1, first, end) >= 0:
-                _merge(piece, out, lse, new_out, new_lse)
+                _merge(piece, out, lse, new_out.to(out.dtype), new_lse)
             else:
                 piece.put_queries(out, new_out)
                 piece.put_queries(lse, new_lse)

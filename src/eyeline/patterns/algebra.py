@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns.base import Pattern
+from eyeline.patterns.base import MaskMod, Pattern
 from eyeline.patterns.bounds import FULL, PARTIAL, UNKNOWN, Bounds
 from eyeline.tokens import Points
 
@@ -43,6 +43,10 @@ class Compound(Pattern):
 
     def at(self, batch: int, head: int) -> Pattern:
         return self.rebuild(tuple(part.at(batch, head) for part in self.parts))
+
+    def check_call(self, batch: int, heads: int) -> None:
+        for part in self.parts:
+            part.check_call(batch, heads)
 
     def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...]:
         columns: list[Tensor] = []
@@ -87,6 +91,10 @@ class _Chain(Compound):
     def _fold(self, ask: Callable[[Pattern], Tensor], join: Callable[..., Tensor]) -> Tensor:
         return reduce(join, (ask(member) for member in self.members))
 
+    def _folded_mods(self, join: Callable[..., Tensor]) -> MaskMod:
+        mods = [member.mask_mod() for member in self.members]
+        return lambda b, h, q, k: reduce(join, (mod(b, h, q, k) for mod in mods))
+
 
 @final
 @dataclass(frozen=True)
@@ -103,6 +111,9 @@ class And(_Chain):
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         return self._fold(lambda member: member.verdict(q, k), torch.minimum)
 
+    def mask_mod(self) -> MaskMod:
+        return self._folded_mods(torch.logical_and)
+
 
 @final
 @dataclass(frozen=True)
@@ -118,6 +129,9 @@ class Or(_Chain):
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         return self._fold(lambda member: member.verdict(q, k), torch.maximum)
+
+    def mask_mod(self) -> MaskMod:
+        return self._folded_mods(torch.logical_or)
 
 
 @final
@@ -139,3 +153,7 @@ class Not(Compound):
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         return FULL - self.inner.verdict(q, k)
+
+    def mask_mod(self) -> MaskMod:
+        inner = self.inner.mask_mod()
+        return lambda b, h, q, k: ~inner(b, h, q, k)

@@ -6,11 +6,12 @@ import dataclasses
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 from torch import Tensor
 
+from eyeline.errors import InvalidArgument
 from eyeline.patterns.bounds import EMPTY, PARTIAL, UNBOUNDED, Bounds
 from eyeline.tokens import NOBODY, Points, Tokens
 
@@ -38,6 +39,14 @@ class Pattern(ABC):
     def allows(self, q: Points, k: Points) -> Tensor:
         """True where q may look at k: a bool tensor that broadcasts with q and k."""
 
+    @final
+    def sees(self, q: Points, k: Points) -> Tensor:
+        """``allows``, with nobody taken out on both sides: what every mask is made of."""
+        allowed = self.allows(q, k)
+        if allowed.dtype != torch.bool:
+            raise InvalidArgument(f"{self}: allows returned {allowed.dtype}, it must be bool")
+        return allowed & (q.position != NOBODY) & (k.position != NOBODY)
+
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         """EMPTY, PARTIAL or FULL for each pair of ranges (uint8).
 
@@ -62,6 +71,9 @@ class Pattern(ABC):
         """What else the rule depends on: a subset of {"batch", "head"}."""
         return frozenset()
 
+    def check_call(self, batch: int, heads: int) -> None:
+        """Raise InvalidArgument if the pattern was made for other numbers of rows or heads."""
+
     @property
     def bound(self) -> tuple[Pattern, ...]:
         """The leaves that carry tensors or callables, in the order of the text's #0, #1, …"""
@@ -76,9 +88,9 @@ class Pattern(ABC):
         """
         position = keys.positions
         low = torch.as_tensor(next_position, device=position.device)
-        nothing = torch.zeros_like(position)
-        document = nothing if keys.documents is None else keys.documents
-        future = Bounds(low, torch.full_like(low, UNBOUNDED), nothing, nothing + UNBOUNDED)
+        document = torch.zeros_like(position) if keys.documents is None else keys.documents
+        far = torch.full_like(low, UNBOUNDED)
+        future = Bounds(low, far, -far, far)
         verdict = self.verdict(future, Bounds(position, position, document, document))
         return (verdict != EMPTY) & (position != NOBODY)
 

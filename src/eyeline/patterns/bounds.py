@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from eyeline.tokens import LARGEST
+
 EMPTY, PARTIAL, FULL = 0, 1, 2
 
 # Bounds of tokens that nothing is known of: every real position and document lies below.
-UNBOUNDED = 1 << 60
+UNBOUNDED = LARGEST
 
 
 # A signature column with this value says: nothing is known of this tile's mask.

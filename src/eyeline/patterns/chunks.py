@@ -7,9 +7,9 @@ from typing import final
 
 from torch import Tensor
 
-from eyeline.errors import InvalidArgument
 from eyeline.patterns.base import Pattern
 from eyeline.patterns.bounds import Bounds
+from eyeline.patterns.numbers import check_whole
 from eyeline.patterns.verdicts import from_tests
 from eyeline.tokens import Points
 
@@ -25,8 +25,7 @@ class Chunks(Pattern):
     size: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise InvalidArgument(f"chunks size={self.size!r}: a whole number, at least 1")
+        check_whole("chunks size", self.size, least=1)
 
     def allows(self, q: Points, k: Points) -> Tensor:
         return q.position // self.size == k.position // self.size

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns.base import Pattern
+from eyeline.patterns.base import MaskMod, Pattern
 from eyeline.patterns.bounds import Bounds
 from eyeline.patterns.verdicts import from_tests
-from eyeline.tokens import Points
+from eyeline.tokens import NOBODY, Points
 
 _CELL = 32
 
@@ -20,7 +20,7 @@ _CELL = 32
 class Explicit(Pattern):
     """allows(i, j) = mask[i, j]: True means may look, as in torch's SDPA.
 
-    mask: bool, (Q, K), or (H, Q, K) given as (1, H, Q, K), or (B, H, Q, K); B and H may be 1.
+    mask: bool, (Q, K) or (B, H, Q, K); B and H may be 1, and Q may be 1: one row for all queries.
     Rows and columns are positions. A mask with fewer rows than columns holds the *last* rows, as
     omitted tokens mean: row i is the query at position i + K - Q.
 
@@ -31,6 +31,8 @@ class Explicit(Pattern):
     compares_positions = False
 
     def __init__(self, mask: Tensor) -> None:
+        if not isinstance(mask, Tensor):
+            raise InvalidArgument(f"mask is a {type(mask).__name__}: explicit needs a bool tensor")
         if mask.dtype != torch.bool:
             raise InvalidArgument(
                 f"mask is {mask.dtype}: a pattern needs bool (True = may look); "
@@ -45,7 +47,7 @@ class Explicit(Pattern):
             raise InvalidArgument(
                 f"mask {tuple(mask.shape)}: its shape is (Q, K) or (B, H, Q, K)"
             )
-        self.mask = mask
+        self.mask = mask[0, 0] if mask.dim() == 4 and mask.shape[:2] == (1, 1) else mask
         self._shift = max(mask.shape[-1] - mask.shape[-2], 0)
         self._cells: tuple[Tensor, Tensor] | None = None
 
@@ -71,31 +73,45 @@ class Explicit(Pattern):
         batches, heads = self.mask.shape[:2]
         return Explicit(self.mask[batch if batches > 1 else 0, head if heads > 1 else 0])
 
+    def check_call(self, batch: int, heads: int) -> None:
+        made_for = tuple(self.mask.shape[:2]) if self.mask.dim() == 4 else (1, 1)
+        if made_for[0] not in (1, batch) or made_for[1] not in (1, heads):
+            raise InvalidArgument(
+                f"mask {tuple(self.mask.shape)} is for {made_for[0]} batch rows and {made_for[1]} "
+                f"heads; the call has {batch} and {heads}"
+            )
+
     def allows(self, q: Points, k: Points) -> Tensor:
         rows, columns = self.mask.shape[-2:]
-        row = self._index(q.position - self._shift, rows, "query")
-        column = self._index(k.position, columns, "key")
+        column = self._index(k.position, 0, columns, "key")
+        if rows == 1:
+            row = torch.zeros_like(q.position)
+        else:
+            row = self._index(q.position, self._shift, rows, "query")
         return self.mask.to(row.device)[row, column]
 
-    def _index(self, index: Tensor, size: int, side: str) -> Tensor:
-        if index.numel() and int(index.max()) >= size:
-            shape = tuple(self.mask.shape[-2:])
+    def _index(self, position: Tensor, first: int, size: int, side: str) -> Tensor:
+        real = position[position != NOBODY]
+        outside = real[(real < first) | (real >= first + size)]
+        if outside.numel():
             raise InvalidArgument(
-                f"mask {shape} has {size} {side} positions; a {side} stands at "
-                f"{int(index.max()) + (self._shift if side == 'query' else 0)}"
+                f"mask {tuple(self.mask.shape[-2:])} holds the {side} positions {first} to "
+                f"{first + size - 1}; a {side} stands at {int(outside[0])}"
             )
-        # What lies below the mask is nobody (or before its first row), which kernels exclude.
-        return index.clamp(min=0)
+        return (position - first).clamp(min=0)  # nobody reads some entry, and is taken out
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         rows, columns = self.mask.shape[-2:]
-        low_q = ((q.min - self._shift).clamp(0, rows)) // _CELL
-        high_q = (q.max - self._shift).clamp(-1, rows - 1) // _CELL + 1
+        if rows == 1:
+            q = Bounds(torch.zeros_like(q.min), torch.zeros_like(q.max), *q[2:])
+        shift = self._shift if rows > 1 else 0
+        low_q = ((q.min - shift).clamp(0, rows)) // _CELL
+        high_q = (q.max - shift).clamp(-1, rows - 1) // _CELL + 1
         low_k, high_k = k.min.clamp(0, columns) // _CELL, k.max.clamp(-1, columns - 1) // _CELL + 1
         high_q, high_k = torch.maximum(low_q, high_q), torch.maximum(low_k, high_k)
         filled, complete = self._sums(low_q.device)
         area = (high_q - low_q) * (high_k - low_k)
-        beyond = (q.max - self._shift >= rows) | (k.max >= columns)
+        beyond = (q.max - shift >= rows) | (k.max >= columns)
 
         def count(sums: Tensor) -> Tensor:
             top, bottom = sums[low_q, high_k] - sums[low_q, low_k], sums[high_q, high_k]
@@ -120,6 +136,18 @@ class Explicit(Pattern):
             )  # type: ignore[assignment]
         filled, complete = self._cells  # type: ignore[misc]
         return filled.to(device), complete.to(device)
+
+    def mask_mod(self) -> MaskMod:
+        if self.mask.dim() == 2:
+            return super().mask_mod()
+        batches, heads = self.mask.shape[:2]
+        mask, shift = self.mask, self._shift if self.mask.shape[2] > 1 else 0
+
+        def mask_mod(b: Any, h: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            row = q_idx - shift if mask.shape[2] > 1 else torch.zeros_like(q_idx)
+            return mask[b if batches > 1 else 0, h if heads > 1 else 0, row, kv_idx]
+
+        return mask_mod
 
     def arguments(self) -> dict[str, Any]:
         return {}

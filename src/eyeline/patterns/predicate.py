@@ -31,7 +31,7 @@ class Predicate(Pattern):
             raise InvalidArgument(f"mask_mod must be callable, got {type(mask_mod).__name__}")
         self.callable = mask_mod
         self.per_batch, self.per_head = per_batch, per_head
-        self._place = (0, 0)
+        self._place: tuple[int, int] | None = None
 
     @property
     def bound(self) -> tuple[Pattern, ...]:
@@ -44,11 +44,13 @@ class Predicate(Pattern):
 
     def at(self, batch: int, head: int) -> Pattern:
         placed = Predicate(self.callable, per_batch=False, per_head=False)
-        placed._place = (batch if self.per_batch else 0, head if self.per_head else 0)
+        own = self._place if self._place is not None else (0, 0)
+        placed._place = (batch if self.per_batch else own[0], head if self.per_head else own[1])
         return placed
 
     def allows(self, q: Points, k: Points) -> Tensor:
-        batch, head = (torch.tensor(index, device=q.position.device) for index in self._place)
+        place = self._place if self._place is not None else (0, 0)
+        batch, head = (torch.tensor(index, device=q.position.device) for index in place)
         shape = torch.broadcast_shapes(q.position.shape, k.position.shape)
         allowed = self.callable(batch, head, q.position, k.position)
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
@@ -66,7 +68,10 @@ class Predicate(Pattern):
             ) from error
 
     def mask_mod(self) -> MaskMod:
-        return self.callable
+        if self._place is None:
+            return self.callable
+        batch, head = self._place
+        return lambda b, h, q_idx, kv_idx: self.callable(batch, head, q_idx, kv_idx)
 
     def arguments(self) -> dict[str, Any]:
         return {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from eyeline.errors import InvalidArgument
 from eyeline.patterns.base import Pattern
 from eyeline.patterns.causal import Causal
+from eyeline.patterns.numbers import check_whole
 from eyeline.patterns.sinks import Sinks
 from eyeline.patterns.window import Window
 
@@ -15,8 +15,7 @@ def sliding_window(size: int) -> Pattern:
     The meaning of transformers' ``sliding_window=size``. Beltagy et al. 2020; Jiang et al. 2023.
     Raises InvalidArgument for a size below 1.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidArgument(f"sliding_window size={size!r}: a whole number, at least 1")
+    check_whole("sliding_window size", size, least=1)
     return Causal() & Window(left=size - 1, right=0)
 
 
@@ -26,8 +25,7 @@ def streaming(size: int, sinks: int) -> Pattern:
     The last ``size`` tokens and the first ``sinks`` ones. Xiao et al. 2023 (StreamingLLM).
     Raises InvalidArgument for a size below 1 or a negative number of sinks.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidArgument(f"streaming size={size!r}: a whole number, at least 1")
+    check_whole("streaming size", size, least=1)
     return Causal() & (Window(left=size - 1, right=0) | Sinks(sinks))
 
 

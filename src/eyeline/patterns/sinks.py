@@ -7,9 +7,9 @@ from typing import final
 
 from torch import Tensor
 
-from eyeline.errors import InvalidArgument
 from eyeline.patterns.base import Pattern
 from eyeline.patterns.bounds import Bounds
+from eyeline.patterns.numbers import check_whole
 from eyeline.patterns.verdicts import from_tests
 from eyeline.tokens import Points
 
@@ -28,8 +28,7 @@ class Sinks(Pattern):
     count: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
-            raise InvalidArgument(f"sinks count={self.count!r}: a whole number, at least 0")
+        check_whole("sinks count", self.count, least=0)
 
     def allows(self, q: Points, k: Points) -> Tensor:
         return (k.position < self.count) & (q.position == q.position)

@@ -7,9 +7,9 @@ from typing import final
 
 from torch import Tensor
 
-from eyeline.errors import InvalidArgument
 from eyeline.patterns.base import Pattern
 from eyeline.patterns.bounds import UNBOUNDED, Bounds
+from eyeline.patterns.numbers import check_whole
 from eyeline.patterns.verdicts import from_tests
 from eyeline.tokens import Points
 
@@ -31,10 +31,8 @@ class Window(Pattern):
 
     def __post_init__(self) -> None:
         for name, width in (("left", self.left), ("right", self.right)):
-            if width is not None and (isinstance(width, bool) or not isinstance(width, int)):
-                raise InvalidArgument(f"window {name}={width!r}: a whole number, or None")
-            if width is not None and width < 0:
-                raise InvalidArgument(f"window {name}={width}: at least 0, or None for no limit")
+            if width is not None:
+                check_whole(f"window {name}", width, least=0)
 
     @property
     def _limits(self) -> tuple[int, int]:

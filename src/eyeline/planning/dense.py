@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
-from eyeline.tokens import NOBODY, Tokens, default_tokens
+from eyeline.tokens import Tokens, default_tokens
 
 
 def dense_mask(
@@ -21,27 +22,48 @@ def dense_mask(
 ) -> Tensor:
     """mask[i, j] = i may look at j, nobody excluded: bool (L, S), or (B, L, S) for batched tokens.
 
-    batch, heads: for patterns that differ per batch row or head; the mask is then (B, H, L, S).
-    Memory is L·S: this is the definition made visible, not what kernels use.
+    length, key_length: L and S (S = L when omitted), or explicit tokens. batch, heads: for
+    patterns that differ per batch row or head; the mask is then (B, H, L, S). Memory is L·S: this
+    is the definition made visible, not what kernels use.
+
+    Raises InvalidArgument for a pattern that differs per row or head without batch and heads.
     """
-    if q_tokens is None or k_tokens is None:
-        length = length if length is not None else 0
-        key_length = key_length if key_length is not None else length
-        q_tokens, k_tokens = default_tokens(length, key_length)
-    if batch is not None or heads is not None:
-        return _per_head(pattern, q_tokens, k_tokens, batch or 1, heads or 1)
-    q, k = q_tokens.points(axis=-2), k_tokens.points(axis=-1)
-    return pattern.allows(q, k) & (q.position != NOBODY) & (k.position != NOBODY)
-
-
-def _per_head(pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int) -> Tensor:
-    rows = [
-        torch.stack(
-            [
-                dense_mask(pattern.at(b, h), q_tokens=q.row(b), k_tokens=k.row(b))
-                for h in range(heads)
-            ]
+    q, k = described(pattern, length, key_length, q_tokens, k_tokens)
+    if batch is not None and heads is not None:
+        pattern.check_call(batch, heads)
+        return torch.stack([_row(pattern, q, k, b, heads) for b in range(batch)])
+    if pattern.varies_by:
+        raise InvalidArgument(
+            f"{pattern} differs per {' and '.join(sorted(pattern.varies_by))}: "
+            "give batch and heads, or choose one with pattern.at(batch, head)"
         )
-        for b in range(batch)
-    ]
-    return torch.stack(rows)
+    return pattern.sees(q.points(axis=-2), k.points(axis=-1))
+
+
+def _row(pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int) -> Tensor:
+    q, k = q.row(batch), k.row(batch)
+    every = (dense_mask(pattern.at(batch, h), q_tokens=q, k_tokens=k) for h in range(heads))
+    return torch.stack(list(every))
+
+
+def described(
+    pattern: Pattern,
+    length: int | None,
+    key_length: int | None,
+    q_tokens: Tokens | None,
+    k_tokens: Tokens | None,
+) -> tuple[Tokens, Tokens]:
+    """The tokens that lengths, or explicit tokens, describe; never both."""
+    if q_tokens is not None and k_tokens is not None and length is None and key_length is None:
+        return q_tokens, k_tokens
+    if length is None or q_tokens is not None or k_tokens is not None:
+        raise InvalidArgument("give a length, or both q_tokens and k_tokens")
+    key_length = key_length if key_length is not None else length
+    if length < 0 or key_length < 0:
+        raise InvalidArgument(f"lengths are at least 0, got L={length}, S={key_length}")
+    if length > key_length and pattern.compares_positions:
+        raise InvalidArgument(
+            f"{length} queries but {key_length} keys: {pattern} compares positions, and omitted "
+            "queries are the last of the keys; say where they stand with q_tokens and k_tokens"
+        )
+    return default_tokens(length, key_length)

@@ -56,21 +56,17 @@ def evaluate(
     pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tiles: Tensor, tile: int
 ) -> Tensor:
     """The masks of some tiles, (N, tile, tile); slots past the end are False."""
-    q, q_real = _points(q_tokens, tiles[:, 0], tile)
-    k, k_real = _points(k_tokens, tiles[:, 1], tile)
-    allowed = pattern.allows(
-        Points(*(x[:, :, None] for x in q)), Points(*(x[:, None, :] for x in k))
-    )
-    return allowed & q_real[:, :, None] & k_real[:, None, :]
+    q, k = _points(q_tokens, tiles[:, 0], tile), _points(k_tokens, tiles[:, 1], tile)
+    return pattern.sees(Points(*(x[:, :, None] for x in q)), Points(*(x[:, None, :] for x in k)))
 
 
-def _points(tokens: Tokens, tiles: Tensor, tile: int) -> tuple[Points, Tensor]:
+def _points(tokens: Tokens, tiles: Tensor, tile: int) -> Points:
+    """Who stands in the slots of each tile, (N, tile); past the end is nobody."""
     slot = tiles[:, None] * tile + torch.arange(tile, device=tiles.device)
     inside = slot < tokens.length
     slot = slot.clamp(max=tokens.length - 1)
-    position = tokens.positions[slot]
     document = torch.zeros_like(slot) if tokens.documents is None else tokens.documents[slot]
-    return Points(position, document), inside & (position != NOBODY)
+    return Points(torch.where(inside, tokens.positions[slot], NOBODY), document)
 
 
 def _span(used: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import final
 
 import torch
@@ -12,12 +11,14 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
+from eyeline.patterns.remember import remember
+from eyeline.planning.dense import described
 from eyeline.planning.grouping import group
 from eyeline.planning.palette import palette
 from eyeline.planning.parts import Gathered, Part, Run
 from eyeline.planning.rectangles import rectangles
 from eyeline.planning.refine import refine
-from eyeline.tokens import NOBODY, Points, Tokens, default_tokens
+from eyeline.tokens import Points, Tokens
 
 TILE = 64
 LARGEST_TILE = 512
@@ -43,7 +44,7 @@ class Plan:
         """Which pairs of one rectangle of slots are allowed: bool (rows, columns)."""
         q = _points(self.q_tokens, slice(q0, q0 + rows), axis=-1)
         k = _points(self.k_tokens, slice(k0, k0 + columns), axis=-2)
-        return self.pattern.allows(q, k) & (q.position != NOBODY) & (k.position != NOBODY)
+        return self.pattern.sees(q, k)
 
     def __str__(self) -> str:
         sizes = f"{self.q_tokens.length:,} queries × {self.k_tokens.length:,} keys"
@@ -72,6 +73,8 @@ def plan(
     Raises InvalidArgument for tokens of several rows and patterns that differ per batch row or
     head: ask for one of them (``tokens.row(b)``, ``pattern.at(b, h)``).
     """
+    if tile < 1:
+        raise InvalidArgument(f"tile={tile}: at least 1")
     q_tokens, k_tokens = one_sequence(pattern, length, key_length, q_tokens, k_tokens)
     return planned(pattern, q_tokens, k_tokens, tile)
 
@@ -83,14 +86,8 @@ def one_sequence(
     q_tokens: Tokens | None,
     k_tokens: Tokens | None,
 ) -> tuple[Tokens, Tokens]:
-    """The tokens that ``length`` and ``key_length``, or explicit tokens, describe."""
-    if length is not None and q_tokens is None and k_tokens is None:
-        key_length = key_length if key_length is not None else length
-        if length < 0 or key_length < 0:
-            raise InvalidArgument(f"lengths are at least 0, got L={length}, S={key_length}")
-        q_tokens, k_tokens = default_tokens(length, key_length)
-    if q_tokens is None or k_tokens is None:
-        raise InvalidArgument("give a length, or both q_tokens and k_tokens")
+    """The tokens of one sequence that a call describes, for a pattern that holds everywhere."""
+    q_tokens, k_tokens = described(pattern, length, key_length, q_tokens, k_tokens)
     if q_tokens.batch is not None or k_tokens.batch is not None:
         raise InvalidArgument("a plan is for one sequence: choose one with tokens.row(b)")
     if pattern.varies_by:
@@ -101,9 +98,16 @@ def one_sequence(
     return q_tokens, k_tokens
 
 
-@lru_cache(maxsize=64)
+@remember(maxsize=64)
 def planned(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int = TILE) -> Plan:
     """``plan`` for tokens that were checked, remembered by pattern and tokens."""
+    if torch.get_default_device().type != "cpu":
+        with torch.device("cpu"):  # plans are made there, whatever a user's default is
+            return _made(pattern, q_tokens, k_tokens, tile)
+    return _made(pattern, q_tokens, k_tokens, tile)
+
+
+def _made(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:
     queries, keys = q_tokens.length, k_tokens.length
     if not queries or not keys:
         return Plan(pattern, q_tokens, k_tokens, tile, ())

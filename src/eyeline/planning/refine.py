@@ -13,6 +13,8 @@ from eyeline.tokens import Tokens
 
 # Stop splitting once PARTIAL tiles are this small a share of the area: larger tiles run faster.
 _PARTIAL_SHARE = 0.25
+# Where this many tiles a row are still PARTIAL, splitting stops too: memory stays linear.
+_MOST_TILES = 32
 # The first look is at this many ranges on each side; fewer would only add rounds.
 _COARSEST = 16
 
@@ -57,7 +59,9 @@ def refine(
         frontier = frontier[verdict == PARTIAL]
         full.append(torch.cat([whole << level, torch.full_like(whole[:, :1], 1 << level)], 1))
         edge = tile << level
-        if level == 0 or (edge <= largest and _mostly_full(full, len(frontier), level)):
+        most = _MOST_TILES * (len(rows[0]) + len(columns[0]))
+        done = edge <= largest and _mostly_full(full, len(frontier), level)
+        if level == 0 or done or 4 * len(frontier) > most:
             break
         frontier = _children(frontier, len(rows[level - 1]), len(columns[level - 1]))
     blocks = torch.cat(full)

@@ -158,4 +158,8 @@ def _bound() -> Iterator[Case]:
     yield Case("explicit per head, one head empty", Explicit(per_head), 67, 67)
     yield Case("explicit, L=31 S=67", Explicit(mask[:31]), 31, 67)
     yield Case("explicit & causal", Explicit(mask) & Causal(), 67, 67)
+    blocks = torch.rand(11, 11, generator=generator) < 0.3
+    scattered = Explicit(blocks.repeat_interleave(64, 0).repeat_interleave(64, 1))
+    yield Case("scattered blocks", scattered, 704, 704, batch=1, heads=2, key_heads=1)
+    yield Case("one row for all", Explicit(mask[:1]), 67, 67)
     yield Case("predicate", Predicate(lambda b, h, q, k: (q - k) % (h + 2) == b), 67, 67)
