@@ -22,6 +22,7 @@ test-all: test test-slow
 
 check: .venv/.dev
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
 bench: model

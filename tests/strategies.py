@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import strategies as st
 
@@ -44,7 +46,7 @@ def sequences(draw: st.DrawFn, length: int) -> Tokens:
     if kind == "packed":
         cuts = sorted(draw(st.lists(st.integers(0, length), max_size=5)))
         edges = [0, *cuts, length]
-        return Tokens.packed([b - a for a, b in zip(edges, edges[1:], strict=False)])
+        return Tokens.packed([b - a for a, b in pairwise(edges)])
     positions = st.integers(-1, 2 * length)
     if kind == "holes":
         keep = draw(st.lists(st.booleans(), min_size=length, max_size=length))

@@ -98,7 +98,9 @@ def test_documents_do_not_leak_a_bit() -> None:
             moved = [x.clone() for x in (q, k, v)]
             for x in moved:
                 x[:, :, :40] += change
-            outs.append(attention(*moved, pattern, q_tokens=tokens, k_tokens=tokens, backend=backend))
+            outs.append(
+                attention(*moved, pattern, q_tokens=tokens, k_tokens=tokens, backend=backend)
+            )
         assert torch.equal(outs[0][:, :, 40:], outs[1][:, :, 40:])
 
 
@@ -182,7 +184,9 @@ def test_weights_sum_to_one_under_autocast() -> None:
     q, k, _ = tensors()
     with torch.autocast("cpu", torch.bfloat16):
         weight = attention_weights(6 * q, k, Causal())
-    torch.testing.assert_close(weight.sum(-1), torch.ones(2, 4, 13), check_dtype=False, atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        weight.sum(-1), torch.ones(2, 4, 13), check_dtype=False, atol=0.02, rtol=0
+    )
 
 
 def test_many_merges_round_once() -> None:
@@ -210,6 +214,7 @@ def test_empty_sizes(shape: tuple[int, int, int], backend: str) -> None:
 
 
 Q, K, V = tensors()
+NINE, THIRTEEN = Tokens.arange(0, 9), Tokens.arange(0, 13)
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "rank": (lambda: attention(Q[0], K, V), r"query \(4, 13, 5\) must have four dimensions"),
     "not a tensor": (lambda: attention([1.0], K, V), "query is a list"),  # type: ignore[arg-type]
@@ -234,12 +239,13 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "scale": (lambda: attention(Q, K, V, scale=float("nan")), "scale=nan"),
     "tokens": (
-        lambda: attention(Q, K, V, Causal(), k_tokens=Tokens.arange(0, 9), q_tokens=Tokens.arange(0, 13)),
+        lambda: attention(Q, K, V, Causal(), k_tokens=NINE, q_tokens=THIRTEEN),
         r"k_tokens has shape \(9,\)",
     ),
-    "only q_tokens": (lambda: attention(Q, K, V, q_tokens=Tokens.arange(0, 13)), "k_tokens=q_tokens"),
+    "only q_tokens": (lambda: attention(Q, K, V, q_tokens=THIRTEEN), "k_tokens=q_tokens"),
     "batched tokens": (
-        lambda: attention(Q, K, V, k_tokens=Tokens.padded([13, 4, 5])), r"\(3, 13\); the tensors need"
+        lambda: attention(Q, K, V, k_tokens=Tokens.padded([13, 4, 5])),
+        r"\(3, 13\); the tensors need",
     ),
     "half the documents": (
         lambda: attention(

@@ -45,7 +45,7 @@ def test_equals_flex_attention() -> None:
 
 
 def test_masked_self_attention_by_hand() -> None:
-    """"robot must obey orders": each word looks at itself and the words before it."""
+    """ "robot must obey orders": each word looks at itself and the words before it."""
     score = torch.tensor(
         [[0.11, 0.00, 0.81, 0.79], [0.19, 0.50, 0.30, 0.48], [0.53, 0.98, 0.95, 0.14],
          [0.81, 0.86, 0.38, 0.90]], dtype=torch.float64,

@@ -97,7 +97,9 @@ def test_explicit_more_queries_than_keys() -> None:
 def test_explicit_agrees_with_its_plan() -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.rand(5, 5, generator=generator) < 0.4
-    check_pattern(Explicit(blocks.repeat_interleave(27, 0).repeat_interleave(27, 1)), lengths=(131,))
+    check_pattern(
+        Explicit(blocks.repeat_interleave(27, 0).repeat_interleave(27, 1)), lengths=(131,)
+    )
 
 
 def test_explicit_outside_its_size_is_refused() -> None:
@@ -158,7 +160,8 @@ def test_predicate_reads_batch_and_head() -> None:
 
 def test_predicate_agrees_with_its_plan() -> None:
     check_pattern(
-        Predicate(lambda b, h, q, k: (q * k) % 3 == 0, per_batch=False, per_head=False), lengths=(67,)
+        Predicate(lambda b, h, q, k: (q * k) % 3 == 0, per_batch=False, per_head=False),
+        lengths=(67,),
     )
 
 

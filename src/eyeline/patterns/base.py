@@ -71,7 +71,7 @@ class Pattern(ABC):
         """What else the rule depends on: a subset of {"batch", "head"}."""
         return frozenset()
 
-    def check_call(self, batch: int, heads: int) -> None:
+    def check_call(self, batch: int, heads: int) -> None:  # noqa: B027  (most fit every call)
         """Raise InvalidArgument if the pattern was made for other numbers of rows or heads."""
 
     @property
@@ -132,6 +132,6 @@ class Pattern(ABC):
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     def arguments(self) -> dict[str, Any]:
-        """The fields that stand between the brackets in text. A pattern is a dataclass, or says them."""
+        """The fields that stand between the brackets in text; for a dataclass, all of them."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in names}

@@ -44,9 +44,7 @@ class Explicit(Pattern):
                 "(head, query, key): write mask[:, None] or mask[None]"
             )
         if mask.dim() not in (2, 4):
-            raise InvalidArgument(
-                f"mask {tuple(mask.shape)}: its shape is (Q, K) or (B, H, Q, K)"
-            )
+            raise InvalidArgument(f"mask {tuple(mask.shape)}: its shape is (Q, K) or (B, H, Q, K)")
         self.mask = mask[0, 0] if mask.dim() == 4 and mask.shape[:2] == (1, 1) else mask
         self._shift = max(mask.shape[-1] - mask.shape[-2], 0)
         self._cells: tuple[Tensor, Tensor] | None = None

@@ -24,9 +24,7 @@ class Predicate(Pattern):
     for all. A bound pattern: it hashes by identity and prints as ``predicate(#0)``.
     """
 
-    def __init__(
-        self, mask_mod: MaskMod, *, per_batch: bool = True, per_head: bool = True
-    ) -> None:
+    def __init__(self, mask_mod: MaskMod, *, per_batch: bool = True, per_head: bool = True) -> None:
         if not callable(mask_mod):
             raise InvalidArgument(f"mask_mod must be callable, got {type(mask_mod).__name__}")
         self.callable = mask_mod

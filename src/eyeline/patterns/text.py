@@ -1,9 +1,9 @@
 """The text form of patterns: ``str(p)`` and ``parse(text)`` are inverse.
 
-    expression := term ("|" term)*
-    term       := factor ("&" factor)*
-    factor     := "~" factor | "(" expression ")" | word [ "(" arguments ")" ]
-    arguments  := ( [name "="] (integer | "none") | "#" integer ) ("," …)*
+expression := term ("|" term)*
+term       := factor ("&" factor)*
+factor     := "~" factor | "(" expression ")" | word [ "(" arguments ")" ]
+arguments  := ( [name "="] (integer | "none") | "#" integer ) ("," …)*
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ def palette(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tiling: Tiling
     count = torch.cat([count, masks.sum((1, 2))])
     boxes = torch.cat([_span(masks.any(2)), _span(masks.any(1))], 1)
     area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
-    return Palette(
-        code, torch.cat([box, boxes]), torch.cat([solid, area == count[1:]]), count
-    )
+    return Palette(code, torch.cat([box, boxes]), torch.cat([solid, area == count[1:]]), count)
 
 
 def evaluate(

@@ -136,7 +136,11 @@ def _tokens() -> Iterator[Case]:
         for name, pattern in _token_patterns():
             yield Case(f"{kind}, {name}", pattern, n, n, tokens=(tokens, tokens))
     yield Case(
-        "left pads, L=3", streaming(13, 2), 3, n, tokens=(kinds["left pads"].last(3), kinds["left pads"])
+        "left pads, L=3",
+        streaming(13, 2),
+        3,
+        n,
+        tokens=(kinds["left pads"].last(3), kinds["left pads"]),
     )
 
 

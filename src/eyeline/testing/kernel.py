@@ -98,9 +98,7 @@ def linear_in_value(kernel: Kernel, case: Case) -> None:
 def unseen_keys_do_not_matter(kernel: Kernel, case: Case) -> None:
     """Garbage in a key that nobody may look at, of size 1e4, changes nothing; nor in a pad."""
     request = case.request()
-    mask = mask_of(request).broadcast_to(
-        *request.query.shape[:3], request.key.shape[2]
-    )
+    mask = mask_of(request).broadcast_to(*request.query.shape[:3], request.key.shape[2])
     groups = request.key.shape[1]
     seen = mask.unflatten(1, (groups, -1)).any(2).any(2)[..., None]
     before = with_dtype(request, torch.float64)
@@ -127,9 +125,10 @@ def future_does_not_matter(kernel: Kernel, case: Case) -> None:
     changed = [x.clone() for x in (request.key, request.value)]
     for x in changed:
         x[:, :, slot] += 3.0
-    before, after = kernel.run(request)[0], kernel.run(
-        replace(request, key=changed[0], value=changed[1])
-    )[0]
+    before, after = (
+        kernel.run(request)[0],
+        kernel.run(replace(request, key=changed[0], value=changed[1]))[0],
+    )
     looks = mask_of(request)[..., slot].broadcast_to(before.shape[:3])
     assert torch.equal(before[~looks], after[~looks]), f"key {slot} reached who may not look at it"
 
@@ -208,9 +207,7 @@ def nobody_is_nobody(kernel: Kernel, case: Case) -> None:
         request,
         key=request.key.masked_fill(pad, 1e4),
         value=request.value.masked_fill(pad, 1e4),
-        query=request.query.masked_fill(
-            q_pad.broadcast_to(shape)[:, None, :, None], -1e4
-        ),
+        query=request.query.masked_fill(q_pad.broadcast_to(shape)[:, None, :, None], -1e4),
     )
     torch.testing.assert_close(kernel.run(garbage)[0], out)
 
