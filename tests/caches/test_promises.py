@@ -148,3 +148,34 @@ def test_ranks_count_kept_tokens_in_order_of_position() -> None:
     assert ranks.query.tolist() == [[3], [1]]
     shared = recount(Tokens.arange(8, 10), Tokens.listed([0, 8, 6, 9]))
     assert (shared.query.tolist(), shared.key.tolist()) == ([2, 3], [0, 2, 1, 3])
+
+
+@pytest.mark.parametrize("kind", [Growing, Evicting])
+def test_truncating_what_is_empty(kind: type[Growing] | type[Evicting]) -> None:
+    cache = new(kind, sliding_window(1))
+    cache.truncate(0)
+    feed(cache, Tokens.arange(0, 1))
+    cache.truncate(0)
+    assert feed(cache, Tokens.arange(0, 1)) == {0: 0}
+    with pytest.raises(InvalidArgument, match="0 is the first position"):
+        cache.truncate(-3)
+
+
+def test_a_text_that_begins_late_has_lost_nothing() -> None:
+    cache = new(Evicting, sliding_window(4))
+    feed(cache, Tokens.arange(10, 14))
+    cache.truncate(12)
+    assert feed(cache, Tokens.arange(12, 13)) == {10: 10, 11: 11, 12: 12}
+
+
+@pytest.mark.parametrize("kind", [Growing, Evicting])
+def test_keys_of_another_step_are_refused(kind: type[Growing] | type[Evicting]) -> None:
+    cache = new(kind, Causal(), batch=3)
+    cache.advance(Tokens.arange(0, 3))
+    right = torch.zeros(3, 1, 3, 2)
+    for key in (right[:, :, :1], right[:1], right.double(), right[..., :1]):
+        with pytest.raises(InvalidArgument, match=r"key is .* takes"):
+            cache.append(0, key, right)
+    with pytest.raises(InvalidArgument, match="value is"):
+        cache.append(0, right, right.double())
+    cache.append(0, right, right)

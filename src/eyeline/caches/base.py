@@ -12,7 +12,7 @@ from eyeline.caches.slots import followed_by
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import EMPTY, Bounds, Pattern
 from eyeline.patterns.bounds import UNBOUNDED
-from eyeline.tokens import Tokens
+from eyeline.tokens import NOBODY, Tokens
 
 Position = int | Tensor
 """A position for all rows, or int64 (B, 1) when batch rows differ."""
@@ -33,6 +33,8 @@ class Cache(ABC):
     def __init__(self, pattern: Pattern, layout: Layout) -> None:
         self.pattern, self.layout = pattern, layout
         self._position: Position = 0
+        self._begin = UNBOUNDED  # the lowest position that was read
+        self._new = 0  # the number of tokens of this step
 
     @property
     def position(self) -> Position:
@@ -58,7 +60,9 @@ class Cache(ABC):
         self._check(tokens)
         following = _after(self._position, tokens)
         seen = self._place(tokens, following)
-        self._position = following
+        self._position, self._new = following, tokens.length
+        real = tokens.positions[tokens.positions != NOBODY]
+        self._begin = min(self._begin, int(real.min())) if real.numel() else self._begin
         return seen
 
     @abstractmethod
@@ -75,8 +79,11 @@ class Cache(ABC):
         Raises InvalidArgument for a position that was not reached, and NotSupported if a key
         that has been evicted would be needed again.
         """
-        if bool((torch.as_tensor(position) > torch.as_tensor(self._position)).any()):
-            raise InvalidArgument(f"truncate({position}): the next position is {self._position}")
+        asked, reached = torch.as_tensor(position), torch.as_tensor(self._position)
+        if bool(((asked > reached) | (asked < 0)).any()):
+            raise InvalidArgument(
+                f"truncate({position}): 0 is the first position, the next position is {self._position}"
+            )
         self._forget(position)
         self._position = position
 
@@ -103,6 +110,19 @@ class Cache(ABC):
     def _exchange(self, index: Tensor) -> None:
         """The storage's own part of ``reorder``."""
 
+    def _check_new(self, key: Tensor, value: Tensor) -> None:
+        """Raises for keys and values that are not the step's, or that carry gradients."""
+        layout = self.layout
+        shape = (layout.batch, layout.num_kv_heads, self._new)
+        for name, x, width in (("key", key, layout.head_dim), ("value", value, layout.value_dim)):
+            if x.shape != (*shape, width) or x.dtype != layout.dtype:
+                raise InvalidArgument(
+                    f"{name} is {x.dtype} {tuple(x.shape)}; this step of the cache takes "
+                    f"{layout.dtype} {(*shape, width)}"
+                )
+            if x.requires_grad:
+                raise NotSupported("a cache holds no gradients: run the model under no_grad()")
+
     def _check(self, tokens: Tokens) -> None:
         if tokens.batch is not None and tokens.batch != self.layout.batch:
             raise InvalidArgument(
@@ -119,12 +139,6 @@ class Cache(ABC):
                 "ones, so reading in steps would not equal reading at once: read the whole text "
                 "in one step, or use causal & (…), under which nobody looks ahead"
             )
-
-
-def refuse_gradients(*tensors: Tensor) -> None:
-    """Raises NotSupported if one of the tensors to be stored has a gradient to remember."""
-    if any(tensor.requires_grad for tensor in tensors):
-        raise NotSupported("a cache holds no gradients: run the model under torch.no_grad()")
 
 
 def _settled(pattern: Pattern, position: Position) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eyeline.caches.base import Cache, Position, refuse_gradients
+from eyeline.caches.base import Cache, Position
 from eyeline.caches.buffers import Buffers, Layout
 from eyeline.caches.slots import exchanged, join, only, take
 from eyeline.errors import NotSupported
@@ -42,7 +42,7 @@ class Evicting(Cache):
         return self._tokens.length
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
-        refuse_gradients(key, value)
+        self._check_new(key, value)
         keys, values = self._buffers.keys[layer], self._buffers.values[layer]
         step, length = self._step, self._tokens.length
         return step.store(keys, key, length), step.store(values, value, length), self._seen
@@ -84,7 +84,7 @@ class Evicting(Cache):
         return min(room, self._slots) if length <= self._slots else room
 
     def _forget(self, position: Position) -> None:
-        lost = _missing(self._tokens, self.pattern, position)
+        lost = _missing(self._tokens, self.pattern, position, begin=self._begin)
         if lost:
             raise NotSupported(
                 f"truncate({position}): under {self.pattern} that needs the keys at positions "
@@ -140,13 +140,14 @@ def _moved(wide: Tensor, slot: Tensor, nothing: int) -> Tensor:
     return wide.index_fill(-1, torch.tensor([wide.shape[-1] - 1]), nothing).scatter(-1, slot, last)
 
 
-def _missing(tokens: Tokens, pattern: Pattern, position: Position) -> list[int]:
-    """Positions before this one that would be needed from it on, and are not here."""
+def _missing(tokens: Tokens, pattern: Pattern, position: Position, *, begin: int) -> list[int]:
+    """Positions of the text before this one that would be needed from it on, and are not here."""
     start = torch.as_tensor(position)
     past = Tokens.arange(0, int(start.max()))
-    positions = tokens.positions.reshape(-1, tokens.length)
+    positions = torch.atleast_2d(tokens.positions)
     there = torch.zeros(len(positions), past.length + 1, dtype=torch.bool)
     inside = torch.where(positions < past.length, positions, NOBODY)
     there.scatter_(-1, inside + 1, True)
     missing = pattern.needed(past, start) & (past.positions < start) & ~there[:, 1:]
+    missing &= past.positions >= begin
     return missing.any(0).nonzero()[:, 0].tolist()

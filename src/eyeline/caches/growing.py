@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
 from torch import Tensor
 
-from eyeline.caches.base import Cache, Position, refuse_gradients
+from eyeline.caches.base import Cache, Position
 from eyeline.caches.buffers import Buffers, Layout
 from eyeline.caches.slots import exchanged, first, join, only
 from eyeline.patterns import Pattern
@@ -34,7 +35,7 @@ class Growing(Cache):
         return self._tokens.length
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
-        refuse_gradients(key, value)
+        self._check_new(key, value)
         keys, values = self._buffers.keys[layer], self._buffers.values[layer]
         start, end = self._start, self._tokens.length
         keys[:, :, start:end] = key
@@ -55,7 +56,7 @@ class Growing(Cache):
 
     def _forget(self, position: Position) -> None:
         tokens = only(self._tokens, self._tokens.positions < position)
-        used = (tokens.positions != NOBODY).reshape(-1, tokens.length).any(0).nonzero()
+        used = torch.atleast_2d(tokens.positions != NOBODY).any(0).nonzero()
         self._tokens = first(tokens, int(used[-1]) + 1 if len(used) else 0)
 
     def _exchange(self, index: Tensor) -> None:
