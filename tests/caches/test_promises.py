@@ -162,7 +162,7 @@ def test_truncating_what_is_empty(kind: type[Growing] | type[Evicting]) -> None:
 
 
 def test_a_text_that_begins_late_has_lost_nothing() -> None:
-    cache = new(Evicting, sliding_window(4))
+    cache = new(Evicting, sliding_window(6))
     feed(cache, Tokens.arange(10, 14))
     cache.truncate(12)
     assert feed(cache, Tokens.arange(12, 13)) == {10: 10, 11: 11, 12: 12}

@@ -82,7 +82,8 @@ class Cache(ABC):
         asked, reached = torch.as_tensor(position), torch.as_tensor(self._position)
         if bool(((asked > reached) | (asked < 0)).any()):
             raise InvalidArgument(
-                f"truncate({position}): 0 is the first position, the next position is {self._position}"
+                f"truncate({position}): 0 is the first position, "
+                f"the next position is {self._position}"
             )
         self._forget(position)
         self._position = position
