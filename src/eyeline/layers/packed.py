@@ -83,7 +83,7 @@ def weight_bytes(module: nn.Module) -> int:
 
 
 def _has(*operators: str) -> bool:
-    return torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]
+    return torch.backends.mkldnn.is_available() and all(
         hasattr(torch.ops.mkldnn, operator) for operator in operators
     )
 

@@ -323,9 +323,7 @@ class Llama(nn.Module):
         self.groups = tuple(self.patterns.index(each) for each in chosen)
         # Not nn.Embedding(…): on the meta device its normal_ imports a second's worth of modules.
         drawn = nn.init.uniform_(torch.empty(config.vocabulary, config.width), -0.03, 0.03)
-        self.embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
-            drawn, freeze=False
-        )
+        self.embedding = nn.Embedding.from_pretrained(drawn, freeze=False)
         self.layers = nn.ModuleList(
             Block(config, each, index=self.groups[:layer].count(self.groups[layer]))
             for layer, each in enumerate(chosen)
