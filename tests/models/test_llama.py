@@ -72,7 +72,7 @@ def plainly(model: Llama, row: list[int], allows: Any) -> Tensor:
         (Causal(), lambda i, j: j <= i),
         (streaming(W, 2), lambda i, j: j <= i and (i - j < W or j < 2)),
     ],
-    ids=str,
+    ids=["causal", "streaming"],
 )
 def test_logits_equal_the_plain_model(pattern: Pattern, allows: Any) -> None:
     model, text = llama(pattern=pattern), ids(2, 19)
