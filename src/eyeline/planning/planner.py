@@ -101,10 +101,12 @@ def one_sequence(
 @remember(maxsize=64)
 def planned(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int = TILE) -> Plan:
     """``plan`` for tokens that were checked, remembered by pattern and tokens."""
-    if torch.get_default_device().type != "cpu":
+    # A plan is integers and bools: without the bookkeeping of gradients it is made faster.
+    with torch.inference_mode():
+        if torch.get_default_device().type == "cpu":
+            return _made(pattern, q_tokens, k_tokens, tile)
         with torch.device("cpu"):  # plans are made there, whatever a user's default is
             return _made(pattern, q_tokens, k_tokens, tile)
-    return _made(pattern, q_tokens, k_tokens, tile)
 
 
 def _made(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:

@@ -15,6 +15,9 @@ from eyeline.planning.palette import Palette
 from eyeline.planning.refine import Tiling
 from eyeline.planning.spans import lexsort, spans
 
+# Rectangles with masks have columns in multiples of this, where keys are there: a product of 320
+# columns takes a quarter less time than one of 319.
+_ALIGNED = 16
 # A stretch of this many FULL tiles stands alone: it then needs no mask at all.
 _LONG = 8
 
@@ -113,12 +116,16 @@ def _trimmed(
     solid = (count == 1) & palette.solid[pieces.code.clamp(min=0)][start]
     least = torch.zeros_like(start).scatter_reduce(0, stretch, pieces.code, "amin")
     most = torch.zeros_like(start).scatter_reduce(0, stretch, pieces.code, "amax")
+    left, right = box[start, 2], box[last, 3]
+    masked = ((least < 0) | (most > 0)) & ~solid
+    left = torch.where(masked, left - left % _ALIGNED, left)
+    right = torch.where(masked, right + -right % _ALIGNED, right)
     found = Rectangles(
         q0=row * tile + top,
         q1=(row * tile + bottom).clamp(max=queries),
-        k0=pieces.first[start] * tile + box[start, 2],
-        k1=(pieces.end[last] * tile - tile + box[last, 3]).clamp(max=keys),
-        masked=((least < 0) | (most > 0)) & ~solid,
+        k0=pieces.first[start] * tile + left,
+        k1=((pieces.end[last] - 1) * tile + right).minimum(pieces.end[last] * tile).clamp(max=keys),
+        masked=masked,
         known=least == 0,
         segment=start,
         segments=count,

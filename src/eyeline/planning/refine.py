@@ -16,7 +16,7 @@ _PARTIAL_SHARE = 0.25
 # Where this many tiles a row are still PARTIAL, splitting stops too: memory stays linear.
 _MOST_TILES = 32
 # The first look is at this many ranges on each side; fewer would only add rounds.
-_COARSEST = 16
+_COARSEST = 64
 
 
 @dataclass(frozen=True)
