@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from eyeline.caches import Evicting, Growing
 from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.layers import rms_norm
 from eyeline.models import Llama
 from eyeline.patterns import (
     Causal,
@@ -48,7 +49,7 @@ def plainly(model: Llama, row: list[int], allows: Any) -> Tensor:
 
     for layer in range(config.layers):
         part = {n.removeprefix(f"layers.{layer}."): w for n, w in state.items()}
-        heads = normed(x, part["attention_norm.weight"]) @ part["attention.qkv.weight"].T
+        heads = normed(x, part["attention_norm"]) @ part["attention.qkv.weight"].T
         heads = heads.split(config.head_dim, -1)
         seen = []
         for head in range(config.heads):
@@ -60,10 +61,10 @@ def plainly(model: Llama, row: list[int], allows: Any) -> Tensor:
                     score[i, j] = score[i, j] if allows(i, j) else -math.inf
             seen.append(score.softmax(-1) @ v)
         x = x + torch.cat(seen, -1) @ part["attention.out.weight"].T
-        gated = normed(x, part["feed_forward_norm.weight"]) @ part["feed_forward.gate_up.weight"].T
+        gated = normed(x, part["feed_forward_norm"]) @ part["feed_forward.gate_up.weight"].T
         gate, up = gated.chunk(2, -1)
         x = x + (gate * gate.sigmoid() * up) @ part["feed_forward.down.weight"].T
-    return normed(x, state["norm.weight"]) @ state["head.weight"].T
+    return normed(x, state["norm"]) @ state["head.weight"].T
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,11 @@ def _alone(model: Llama, text: Tensor, order: list[int], step: int) -> Tensor:
 
     block, length = model.layers[0], len(order)
     x = model.embedding(text)
-    heads = block.attention.qkv(block.attention_norm(x)).view(1, length, -1, 10).transpose(1, 2)
+    heads = (
+        block.attention.qkv(rms_norm(x, block.attention_norm, block.eps))
+        .view(1, length, -1, 10)
+        .transpose(1, 2)
+    )
     tables = model.config.rotary.tables(torch.arange(length), dtype=torch.float64)
     turned = model.config.rotary.rotate(heads[:, :9], tables)
     tokens = Tokens.listed(order)
@@ -198,8 +203,8 @@ def _alone(model: Llama, text: Tensor, order: list[int], step: int) -> Tensor:
         q_tokens=tokens, k_tokens=tokens,
     )  # fmt: skip
     x = x + block.attention.out(seen.transpose(1, 2).reshape(1, length, -1))
-    x = x + block.feed_forward(block.feed_forward_norm(x))
-    return model.head(model.norm(x))[:, -step:]
+    x = x + block.feed_forward(rms_norm(x, block.feed_forward_norm, block.eps))
+    return model.head(rms_norm(x, model.norm, block.eps))[:, -step:]
 
 
 def test_recounted_equals_absolute_while_nothing_is_evicted() -> None:

@@ -52,7 +52,7 @@ def hf_tensors(model: Llama) -> dict[str, Tensor]:
     rows = [heads * config.head_dim for heads in (config.heads, config.kv_heads, config.kv_heads)]
     out = {
         "model.embed_tokens.weight": model.embedding.weight,
-        "model.norm.weight": model.norm.weight,
+        "model.norm.weight": model.norm,
     }
     if not config.tied:
         out["lm_head.weight"] = model.head.weight
@@ -62,12 +62,12 @@ def hf_tensors(model: Llama) -> dict[str, Tensor]:
         qkv = state[ours + "attention.qkv.weight"].split(rows)
         gate, up = state[ours + "feed_forward.gate_up.weight"].chunk(2)
         out |= {
-            theirs + "input_layernorm.weight": state[ours + "attention_norm.weight"],
+            theirs + "input_layernorm.weight": state[ours + "attention_norm"],
             theirs + "self_attn.q_proj.weight": qkv[0],
             theirs + "self_attn.k_proj.weight": qkv[1],
             theirs + "self_attn.v_proj.weight": qkv[2],
             theirs + "self_attn.o_proj.weight": state[ours + "attention.out.weight"],
-            theirs + "post_attention_layernorm.weight": state[ours + "feed_forward_norm.weight"],
+            theirs + "post_attention_layernorm.weight": state[ours + "feed_forward_norm"],
             theirs + "mlp.gate_proj.weight": gate,
             theirs + "mlp.up_proj.weight": up,
             theirs + "mlp.down_proj.weight": state[ours + "feed_forward.down.weight"],

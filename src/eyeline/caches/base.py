@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class Cache(ABC):
         self.pattern, self.layout = pattern, layout
         self._position: Position = 0
         self._begin = UNBOUNDED  # the lowest position that was read
-        self._new = 0  # the number of tokens of this step
+        self._shapes = (torch.Size(), torch.Size())  # of this step's keys and values
 
     @property
     def position(self) -> Position:
@@ -60,7 +61,7 @@ class Cache(ABC):
         self._check(tokens)
         following = _after(self._position, tokens)
         seen = self._place(tokens, following)
-        self._position, self._new = following, tokens.length
+        self._position, self._shapes = following, self.layout.shapes(tokens.length)
         real = tokens.positions[tokens.positions != NOBODY]
         self._begin = min(self._begin, int(real.min())) if real.numel() else self._begin
         return seen
@@ -113,16 +114,18 @@ class Cache(ABC):
 
     def _check_new(self, key: Tensor, value: Tensor) -> None:
         """Raises for keys and values that are not the step's, or that carry gradients."""
-        layout = self.layout
-        shape = (layout.batch, layout.num_kv_heads, self._new)
-        for name, x, width in (("key", key, layout.head_dim), ("value", value, layout.value_dim)):
-            if x.shape != (*shape, width) or x.dtype != layout.dtype:
-                raise InvalidArgument(
-                    f"{name} is {x.dtype} {tuple(x.shape)}; this step of the cache takes "
-                    f"{layout.dtype} {(*shape, width)}"
-                )
-            if x.requires_grad:
-                raise NotSupported("a cache holds no gradients: run the model under no_grad()")
+        dtype = self.layout.dtype
+        if (key.shape, value.shape) != self._shapes or key.dtype != dtype or value.dtype != dtype:
+            self._refuse_new(key, value)
+        if key.requires_grad or value.requires_grad:
+            raise NotSupported("a cache holds no gradients: run the model under no_grad()")
+
+    def _refuse_new(self, key: Tensor, value: Tensor) -> NoReturn:
+        (key_shape, value_shape), dtype = self._shapes, self.layout.dtype
+        raise InvalidArgument(
+            f"key is {key.dtype} {tuple(key.shape)}, value is {value.dtype} {tuple(value.shape)}; this "
+            f"step of the cache takes {dtype} {tuple(key_shape)} and {tuple(value_shape)}"
+        )
 
     def _check(self, tokens: Tokens) -> None:
         if tokens.batch is not None and tokens.batch != self.layout.batch:

@@ -27,17 +27,20 @@ class Layout:
         width = self.head_dim + self.value_dim
         return self.layers * self.num_kv_heads * width * self.dtype.itemsize
 
+    def shapes(self, count: int) -> tuple[torch.Size, torch.Size]:
+        """The shapes of one layer's keys and values of this many tokens."""
+        start = (self.batch, self.num_kv_heads, count)
+        return torch.Size((*start, self.head_dim)), torch.Size((*start, self.value_dim))
+
 
 @final
 class Buffers:
-    """Keys (B, Hk, room, E) and values (B, Hk, room, Ev) of each layer, which can grow."""
+    """Keys (layers, B, Hk, room, E) and values (layers, B, Hk, room, Ev), which can grow."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.room = layout, 0
-        self.keys, self.values = (
-            self._allocate(0, layout.head_dim),
-            self._allocate(0, layout.value_dim),
-        )
+        self.keys = self._allocate(0, layout.head_dim)
+        self.values = self._allocate(0, layout.value_dim)
 
     def reserve(self, room: int, *, used: int) -> None:
         """Makes room for this many slots; the first ``used`` keep what they hold."""
@@ -50,22 +53,38 @@ class Buffers:
     def reorder(self, index: Tensor) -> None:
         """Row b becomes what row index[b] was."""
         index = index.to(self.layout.device)
-        self.keys = [keys.index_select(0, index) for keys in self.keys]
-        self.values = [values.index_select(0, index) for values in self.values]
+        self.keys = self.keys.index_select(1, index)
+        self.values = self.values.index_select(1, index)
 
-    def _moved(self, old: list[Tensor], room: int, used: int) -> list[Tensor]:
-        new = self._allocate(room, old[0].shape[-1]) if old else []
-        for before, after in zip(old, new, strict=True):
-            after[:, :, :used] = before[:, :, :used]
+    def _moved(self, old: Tensor, room: int, used: int) -> Tensor:
+        new = self._allocate(room, old.shape[-1])
+        new[..., :used, :] = old[..., :used, :]
         return new
 
-    def _allocate(self, slots: int, width: int) -> list[Tensor]:
+    def _allocate(self, slots: int, width: int) -> Tensor:
         layout = self.layout
-        shape = (layout.batch, layout.num_kv_heads, slots, width)
-        # Tensors made in inference mode could not be written to outside of it.
+        shape = (layout.layers, layout.batch, layout.num_kv_heads, slots, width)
+        # Tensors made in inference mode could not be written to outside of it. Zeros, not
+        # whatever was there: masked slots must hold finite numbers.
         with torch.inference_mode(False):
-            # Zeros, not whatever was there: masked slots must hold finite numbers.
-            return [
-                torch.zeros(shape, dtype=layout.dtype, device=layout.device)
-                for _ in range(layout.layers)
-            ]
+            return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+
+
+@final
+class Strip:
+    """One step's new slots start … stop - 1 and all slots before ``length``, layer by layer.
+
+    The views of all layers are cut once a step: while a model writes, each layer's own cutting
+    would take longer than its copying.
+    """
+
+    def __init__(self, buffers: Buffers, start: int, stop: int, *, length: int) -> None:
+        both = buffers.keys, buffers.values
+        self._new_keys, self._new_values = (x[..., start:stop, :].unbind(0) for x in both)
+        self._keys, self._values = (x[..., :length, :].unbind(0) for x in both)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes the new slots; returns the slots that are in use."""
+        self._new_keys[layer].copy_(key)
+        self._new_values[layer].copy_(value)
+        return self._keys[layer], self._values[layer]

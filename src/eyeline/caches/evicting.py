@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from eyeline.caches.base import Cache, Position
-from eyeline.caches.buffers import Buffers, Layout
+from eyeline.caches.buffers import Buffers, Layout, Strip
 from eyeline.caches.slots import exchanged, join, only, take
 from eyeline.errors import NotSupported
 from eyeline.patterns import Pattern
@@ -34,8 +34,7 @@ class Evicting(Cache):
         super().__init__(pattern, layout)
         self._buffers, self._slots = Buffers(layout), slots
         self._tokens = self._seen = Tokens.arange(0, 0)
-        self._used = 0
-        self._step: _One | _Many = _One(0)
+        self._step: Strip | _Scattered | _Many = Strip(self._buffers, 0, 0, length=0)
 
     @property
     def length(self) -> int:
@@ -43,21 +42,27 @@ class Evicting(Cache):
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
         self._check_new(key, value)
-        keys, values = self._buffers.keys[layer], self._buffers.values[layer]
-        step, length = self._step, self._tokens.length
-        return step.store(keys, key, length), step.store(values, value, length), self._seen
+        return *self._step.store(layer, key, value), self._seen
 
     def _place(self, tokens: Tokens, following: Position) -> Tokens:
         used = self._tokens.length
-        if tokens.length == 1:
-            self._place_one(tokens)
+        slots = (
+            self._place_one(tokens) if tokens.length == 1 else self._place_many(tokens, following)
+        )
+        length = self._tokens.length
+        if length > self._buffers.room:
+            self._buffers.reserve(self._room(length), used=used)
+        if tokens.length != 1:
+            self._step = _Many(self._buffers, slots, used=used, length=length)
+        elif bool((slots == slots[0]).all()):
+            slot = int(slots.reshape(-1)[0])
+            self._step = Strip(self._buffers, slot, slot + 1, length=length)
         else:
-            self._place_many(tokens, following)
-        if self._tokens.length > self._buffers.room:
-            self._buffers.reserve(self._room(self._tokens.length), used=used)
+            self._step = _Scattered(self._buffers, slots[:, 0], length=length)
         return self._seen
 
-    def _place_one(self, token: Tokens) -> None:
+    def _place_one(self, token: Tokens) -> Tensor:
+        """The slot that the token takes, (1,) or (B, 1)."""
         needed = self.pattern.needed(self._tokens, self._position)
         # One more slot at the end, for rows in which no slot is free.
         wide = join(only(self._tokens, needed), token)
@@ -68,16 +73,17 @@ class Evicting(Cache):
             _moved(wide.positions, slot, NOBODY)[..., :width],
             None if wide.documents is None else _moved(wide.documents, slot, 0)[..., :width],
         )
-        self._step = _One(int(slot[0]) if slot.dim() == 1 else slot[:, 0])
+        return slot
 
-    def _place_many(self, tokens: Tokens, following: Position) -> None:
+    def _place_many(self, tokens: Tokens, following: Position) -> Tensor:
+        """Which of the slots looked at are kept, (m,) or (B, m)."""
         used = self._tokens.length
         self._seen = join(self._tokens, tokens) if used else tokens
         needed = self.pattern.needed(self._seen, following)
         count = int(needed.sum(-1).max()) if needed.numel() else 0
         slots = needed.long().argsort(dim=-1, descending=True, stable=True)[..., :count]
         self._tokens = take(only(self._seen, needed), slots)
-        self._step = _Many(used, slots)
+        return slots
 
     def _room(self, length: int) -> int:
         room = max(length, self._buffers.room + max(_CHUNK, self._buffers.room // 2))
@@ -98,39 +104,43 @@ class Evicting(Cache):
 
 
 @final
-class _One:
-    """One new token, into one slot for all rows or one slot for each."""
+class _Scattered:
+    """One new token, in each batch row into a slot of its own."""
 
-    def __init__(self, slot: int | Tensor) -> None:
-        if isinstance(slot, Tensor) and bool((slot == slot[0]).all()):
-            slot = int(slot[0])
-        self.slot = slot
+    def __init__(self, buffers: Buffers, slots: Tensor, *, length: int) -> None:
+        device = buffers.layout.device
+        self.buffers, self.length = buffers, length
+        self.slots, self.rows = slots.to(device), torch.arange(len(slots), device=device)
 
-    def store(self, buffer: Tensor, new: Tensor, length: int) -> Tensor:
-        slot = self.slot
-        if isinstance(slot, int):
-            buffer[:, :, slot : slot + 1] = new
-        else:
-            rows = torch.arange(len(slot), device=buffer.device)
-            buffer[rows, :, slot.to(buffer.device)] = new[:, :, 0]
-        return buffer if length == buffer.shape[2] else buffer[:, :, :length]
+    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.buffers.keys[layer], self.buffers.values[layer]
+        keys[self.rows, :, self.slots] = key[:, :, 0]
+        values[self.rows, :, self.slots] = value[:, :, 0]
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
 
 @final
 class _Many:
-    """Several new tokens: all are looked at, the slots that are listed are kept."""
+    """Several new tokens: all are looked at together with what was kept, some are kept."""
 
-    def __init__(self, used: int, slots: Tensor) -> None:
-        self.used, self.slots = used, slots
+    def __init__(self, buffers: Buffers, slots: Tensor, *, used: int, length: int) -> None:
+        self.buffers, self.used, self.length = buffers, used, length
+        self.slots = slots.to(buffers.layout.device)
 
-    def store(self, buffer: Tensor, new: Tensor, length: int) -> Tensor:
+    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return (
+            self._replace(self.buffers.keys[layer], key),
+            self._replace(self.buffers.values[layer], value),
+        )
+
+    def _replace(self, buffer: Tensor, new: Tensor) -> Tensor:
         seen = torch.cat((buffer[:, :, : self.used], new), 2) if self.used else new
-        slots = self.slots.to(buffer.device)
-        if slots.dim() == 1:
-            buffer[:, :, :length] = seen.index_select(2, slots)
+        if self.slots.dim() == 1:
+            kept = seen.index_select(2, self.slots)
         else:
-            index = slots[:, None, :, None].expand(-1, seen.shape[1], -1, seen.shape[3])
-            buffer[:, :, :length] = seen.gather(2, index)
+            index = self.slots[:, None, :, None].expand(-1, seen.shape[1], -1, seen.shape[3])
+            kept = seen.gather(2, index)
+        buffer[:, :, : self.length] = kept
         return seen
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eyeline.caches.base import Cache, Position
-from eyeline.caches.buffers import Buffers, Layout
+from eyeline.caches.buffers import Buffers, Layout, Strip
 from eyeline.caches.slots import exchanged, first, join, only
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -28,6 +28,7 @@ class Growing(Cache):
         super().__init__(pattern, layout)
         self._buffers = Buffers(layout)
         self._tokens = Tokens.arange(0, 0)
+        self._strip = Strip(self._buffers, 0, 0, length=0)
         self._start = 0
 
     @property
@@ -36,13 +37,8 @@ class Growing(Cache):
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
         self._check_new(key, value)
-        keys, values = self._buffers.keys[layer], self._buffers.values[layer]
-        start, end = self._start, self._tokens.length
-        keys[:, :, start:end] = key
-        values[:, :, start:end] = value
-        if start == 0:
-            return key, value, self._tokens
-        return keys[:, :, :end], values[:, :, :end], self._tokens
+        keys, values = self._strip.store(layer, key, value)
+        return (keys, values, self._tokens) if self._start else (key, value, self._tokens)
 
     def _place(self, tokens: Tokens, following: Position) -> Tokens:
         self._start = self._tokens.length
@@ -50,6 +46,7 @@ class Growing(Cache):
         if length > self._buffers.room:
             room = self._buffers.room + max(_CHUNK, self._buffers.room // 2)
             self._buffers.reserve(max(length, room), used=self._start)
+        self._strip = Strip(self._buffers, self._start, length, length=length)
         # The very object on the first step: queries and keys then share one plan.
         self._tokens = tokens if self._start == 0 else join(self._tokens, tokens)
         return self._tokens

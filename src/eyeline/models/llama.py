@@ -17,7 +17,7 @@ from torch.nn import functional
 from eyeline.caches import Cache, cache_for, recount
 from eyeline.encodings.rotary import Rotary, Tables
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.layers import GatedFeedForward
+from eyeline.layers import GatedFeedForward, rms_norm
 from eyeline.mechanisms.exact import Exact
 from eyeline.models.guard import Attributes
 from eyeline.patterns import Causal, Pattern, sliding_window
@@ -205,14 +205,14 @@ def weight_names(config: LlamaConfig, form: Literal["huggingface", "gguf"]) -> N
             return Part(f"{file}.{word}.weight", pairs)
 
         names |= {
-            f"{ours}.attention_norm.weight": [part(first)],
+            f"{ours}.attention_norm": [part(first)],
             f"{ours}.attention.qkv.weight": [part(q, pairs[0]), part(k, pairs[1]), part(v)],
             f"{ours}.attention.out.weight": [part(out)],
-            f"{ours}.feed_forward_norm.weight": [part(second)],
+            f"{ours}.feed_forward_norm": [part(second)],
             f"{ours}.feed_forward.gate_up.weight": [part(gate), part(up)],
             f"{ours}.feed_forward.down.weight": [part(down)],
         }
-    names["norm.weight"] = [Part(f"{norm}.weight")]
+    names["norm"] = [Part(f"{norm}.weight")]
     if not config.tied:
         names["head.weight"] = [Part(f"{head}.weight")]
     return names
@@ -263,10 +263,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         batch, length, _ = x.shape
         heads = self.qkv(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        query_key, value = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        query_key, value = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
         if step.k_tables is None:
             query_key = self.rotary.rotate(query_key, step.q_tables)
-        query, key = query_key.split((self.heads, self.kv_heads), dim=1)
+        query, key = query_key[:, : self.heads], query_key[:, self.heads :]
         if step.cache is not None:
             key, value, _ = step.cache.append(self.index, key, value)
         if step.k_tables is not None:
@@ -283,14 +283,15 @@ class Block(nn.Module):
 
     def __init__(self, config: LlamaConfig, pattern: Pattern, *, index: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.eps = config.norm_eps
+        self.attention_norm = nn.Parameter(torch.ones(config.width))
         self.attention = Attention(config, pattern, index=index)
-        self.feed_forward_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.feed_forward_norm = nn.Parameter(torch.ones(config.width))
         self.feed_forward = GatedFeedForward(config.width, config.hidden)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), step)
-        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), step)
+        out: Tensor = x + self.feed_forward(rms_norm(x, self.feed_forward_norm, self.eps))
         return out
 
 
@@ -328,7 +329,7 @@ class Llama(nn.Module):
             Block(config, each, index=self.groups[:layer].count(self.groups[layer]))
             for layer, each in enumerate(chosen)
         )
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.norm = nn.Parameter(torch.ones(config.width))
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
@@ -377,8 +378,7 @@ class Llama(nn.Module):
         x = self.embedding(ids)
         for group, layer in zip(self.groups, self.layers, strict=True):
             x = layer(x, steps[group])
-        normed: Tensor = self.norm(x)
-        return normed
+        return rms_norm(x, self.norm, self.config.norm_eps)
 
     def losses(self, ids: Tensor, *, q_tokens: Tokens | None = None, chunk: int = 256) -> Tensor:
         """-log p(id i + 1 | ids up to i), in nats: (B, L) → float32 (B, L - 1).
