@@ -57,8 +57,9 @@ def load(
 
     name_or_path: a path, or a name that ``eyeline models`` lists. pattern, encodings: as for
     ``Llama``; the pattern that the model was trained with if not given. dtype: "auto" is bfloat16
-    where the processor multiplies it natively, else float32. packed: on a CPU, lay the weights
-    out for fast reading (``eyeline.layers.packed``); the model then cannot be trained. progress: as
+    where the processor multiplies it natively, else float32. packed: on a CPU, multiply
+    single rows the fast way (``eyeline.layers.packed``); bfloat16 weights are then held twice.
+    progress: as
     for ``eyeline.checkpoints.resolve``, told of what is fetched.
 
     Raises CheckpointError for a file that is damaged, or tensors that are missing, surplus or of

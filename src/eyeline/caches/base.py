@@ -123,8 +123,9 @@ class Cache(ABC):
     def _refuse_new(self, key: Tensor, value: Tensor) -> NoReturn:
         (key_shape, value_shape), dtype = self._shapes, self.layout.dtype
         raise InvalidArgument(
-            f"key is {key.dtype} {tuple(key.shape)}, value is {value.dtype} {tuple(value.shape)}; this "
-            f"step of the cache takes {dtype} {tuple(key_shape)} and {tuple(value_shape)}"
+            f"key is {key.dtype} {tuple(key.shape)}, value is {value.dtype} "
+            f"{tuple(value.shape)}; this step of the cache takes {dtype} {tuple(key_shape)} and "
+            f"{tuple(value_shape)}"
         )
 
     def _check(self, tokens: Tokens) -> None:

@@ -1,9 +1,11 @@
-"""Linear layers whose weights lie in memory in the order the processor reads them.
+"""Linear layers that multiply one row as fast as the processor reads their weights.
 
-Writing one token reads every weight once and multiplies it by one row, so its speed is the speed
-of reading. oneDNN has a blocked layout that it streams up to twice as fast as a plain matrix, and
-multiplies no slower for many rows. The two operators that make and use it are not public in
-torch: they are wrapped here, and nowhere else, and ``can_pack`` says where they work.
+Writing a token reads every weight once and multiplies it by a single row. torch's own product
+streams the weights at a third of what the memory gives, or less. Two other operators do better:
+oneDNN's on a plain float32 weight, and for bfloat16 FBGEMM's on a copy in float16, which holds a
+bfloat16 weight exactly (below 2^-17 to a multiple of 2^-24). They are not public in torch: they
+are wrapped here and nowhere else, ``can_pack`` says where they work, and without them the layers
+multiply as torch does.
 """
 
 from __future__ import annotations
@@ -12,87 +14,90 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-
-from eyeline.errors import NotSupported
-
-# oneDNN chooses the layout for a number of rows. For float32 it takes a plain one when told a
-# single row, and that is the slower one, even for a single row.
-_ROWS = 512
+from torch.nn.functional import linear
 
 
 @final
 class PackedLinear(nn.Module):
-    """y = x Wᵀ + b: x (…, in) → (…, out), for inference on a CPU. It has no parameters.
+    """y = x Wᵀ + b: x (…, in) → (…, out), with the parameters of the nn.Linear it was made of.
 
-    The values are those of the layer it was made of; ``weight`` gives them back as a plain
-    (out, in) tensor. Raises NotSupported when asked for gradients.
+    Single rows in inference take the fast way; all else is torch's own product. A bfloat16 weight
+    is then in memory twice. The copy is made when it is first used, and again when the weight has
+    changed.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias = None if linear.bias is None else linear.bias.detach()
-        self.nbytes = linear.weight.numel() * linear.weight.element_size()
-        self._packed = _reorder(linear.weight.detach())
-
-    @property
-    def weight(self) -> Tensor:
-        """A plain copy of the weight, (out, in)."""
-        return self._packed.to_dense()
+        self.weight, self.bias = linear.weight, linear.bias
+        self._copy: object = None
+        self._copied: tuple[tuple[int, int], ...] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
-            raise NotSupported(
-                "a packed linear layer has no gradient: load the model with packed=False to "
-                "train it, or run under torch.no_grad()"
-            )
-        return _multiply(x, self._packed, self.bias)
+        if x.numel() != self.in_features or x.dim() < 2 or torch.is_grad_enabled():
+            return linear(x, self.weight, self.bias)
+        if self.weight.dtype is torch.float32:
+            return _plain_product(x, self.weight, self.bias)
+        return _half_product(x, self._packed()).to(x.dtype)
+
+    def _packed(self) -> object:
+        tensors = [x for x in (self.weight, self.bias) if x is not None]
+        state = tuple((x.data_ptr(), x._version) for x in tensors)
+        if self._copied != state:
+            self._copy, self._copied = _pack_half(self.weight, self.bias), state
+        return self._copy
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
-def can_pack(dtype: torch.dtype, device: torch.device | str = "cpu") -> bool:
-    """Whether this torch and this processor have a packed layout for the dtype."""
-    operators = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
-    if torch.device(device).type != "cpu" or not _has(*operators):
+def can_pack(weight: Tensor) -> bool:
+    """Whether this torch and this processor have a faster way for a weight of its kind."""
+    if weight.device.type != "cpu":
         return False
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float32
+    if weight.dtype is torch.float32:
+        return _has("mkldnn", "_linear_pointwise") and torch.backends.mkldnn.is_available()
+    if weight.dtype is not torch.bfloat16 or not _has_fbgemm():
+        return False
+    return bool(weight.detach().abs().amax() <= torch.finfo(torch.float16).max)
 
 
 def pack(module: nn.Module) -> int:
-    """Replaces every nn.Linear inside the module that can be packed. Returns how many.
-
-    The plain weights are released, unless something else holds them (a tied embedding).
-    """
+    """Replaces every nn.Linear inside the module for which ``can_pack``. Returns how many."""
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and can_pack(child.weight.dtype, child.weight.device):
+            if type(child) is nn.Linear and can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child))
                 count += 1
     return count
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of all weights that the module holds, plain and packed, each counted once."""
-    plain = sum(p.numel() * p.element_size() for p in module.parameters())
-    return plain + sum(m.nbytes for m in module.modules() if isinstance(m, PackedLinear))
+    """Bytes of the module's parameters, each counted once: what writing a token must read."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def _has(*operators: str) -> bool:
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, operator) for operator in operators
-    )
+def _has(library: str, *operators: str) -> bool:
+    return all(hasattr(getattr(torch.ops, library), operator) for operator in operators)
 
 
-def _reorder(weight: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+def _has_fbgemm() -> bool:
+    there = "fbgemm" in torch.backends.quantized.supported_engines
+    return there and _has("quantized", "linear_prepack_fp16", "linear_dynamic_fp16")
+
+
+def _plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def _pack_half(weight: Tensor, bias: Tensor | None) -> object:
+    plain = weight.detach().float(), None if bias is None else bias.detach().float()
+    packed: object = torch.ops.quantized.linear_prepack_fp16(*plain)
     return packed
 
 
-def _multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+def _half_product(x: Tensor, packed: object) -> Tensor:
+    product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), packed)
     return product

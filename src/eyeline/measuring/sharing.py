@@ -22,4 +22,8 @@ def under(model: Llama, pattern: Pattern | Sequence[Pattern]) -> Llama:
     for name, module in model.named_modules():
         if not isinstance(module, Exact) and next(module.children(), None) is None:
             other.set_submodule(name, module)
+    # Some weights belong to a block itself, not to a module of their own.
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        parent, _, leaf = name.rpartition(".")
+        setattr(other.get_submodule(parent), leaf, weight)
     return other.train(model.training)
