@@ -22,13 +22,8 @@ def ours(dtype: str, pattern: Pattern | None = None) -> Loaded:
 
 def linear_bytes(model: nn.Module) -> int:
     """Bytes of all weights that one token is multiplied with (the embedding is only looked up)."""
-    found = 0
-    for module in model.modules():
-        if isinstance(module, PackedLinear):
-            found += module.nbytes
-        elif isinstance(module, nn.Linear):
-            found += module.weight.numel() * module.weight.element_size()
-    return found
+    layers = [m for m in model.modules() if isinstance(m, (PackedLinear, nn.Linear))]
+    return sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
 
 
 def cache_bytes(config: LlamaConfig, positions: float, dtype: str) -> float:
