@@ -26,7 +26,7 @@ from eyeline.planning.planner import Plan, planned
 NAME = "tiles"
 
 # Working memory of one piece, in bytes.
-_BUDGET = 8 << 20
+_BUDGET = 4 << 20
 
 
 def refusal(request: Request) -> str | None:
