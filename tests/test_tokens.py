@@ -39,6 +39,10 @@ def test_equal_rows_are_one_object() -> None:
     assert tokens.row(1).positions.tolist() == [1, 2]
 
 
+def test_rows_of_no_slots() -> None:
+    assert Tokens(torch.zeros(3, 0, dtype=torch.int64)).row(2).length == 0
+
+
 def test_last_slots() -> None:
     tokens = Tokens.listed([4, 5, 6], [0, 1, 1]).last(2)
     assert tokens.positions.tolist() == [5, 6]

@@ -121,6 +121,8 @@ class Tokens:
     @cached_property
     def _rows(self) -> tuple[Tokens, ...]:
         both = [x for x in (self.positions, self.documents) if x is not None]
+        if not self.length:  # torch.unique has no answer for empty rows
+            return (Tokens(*(x[0] for x in both)),) * len(self.positions)
         distinct, which = torch.stack(both, 1).unique(dim=0, return_inverse=True)
         rows = [Tokens(*row.unbind(0)) for row in distinct]
         return tuple(rows[index] for index in which.tolist())
