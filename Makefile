@@ -27,6 +27,8 @@ check: .venv/.dev
 
 bench: model
 	bash benchmarks/run.sh
+	COLUMNS=120 $(PY) -m eyeline compare --plot docs/images/compare.png | sed 's/ *$$//' \
+		> benchmarks/results/compare.txt
 
 model: .venv/.app
 	$(PY) -m eyeline models --fetch $(MODEL)
