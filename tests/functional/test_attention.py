@@ -189,6 +189,22 @@ def test_weights_sum_to_one_under_autocast() -> None:
     )
 
 
+@pytest.mark.parametrize("backend", ["auto", "tiles", "reference", "sdpa", "decode"])
+@pytest.mark.parametrize("pattern", [sliding_window(3), Causal() & ~Window(0, 0)], ids=str)
+def test_what_was_remembered_in_inference_serves_training(backend: str, pattern: Pattern) -> None:
+    q, k, v = tensors(7, 13)
+    tokens = Tokens.arange(0, 13)
+    with torch.inference_mode():
+        attention(q, k, v, pattern, k_tokens=tokens, backend=backend)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*inputs, pattern, q_tokens=tokens.last(7), k_tokens=tokens, backend=backend)
+    with torch.inference_mode():
+        attention(*inputs, pattern, backend=backend)
+    attention(*inputs, pattern, backend=backend).sum().backward()
+    out.sum().backward()
+    assert all(x.grad is not None for x in inputs)
+
+
 def test_many_merges_round_once() -> None:
     n = 4096
     stripes = ((torch.arange(n) // 64) % 2 == 0)[None] & torch.ones(n, n).tril().bool()
