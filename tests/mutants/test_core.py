@@ -231,7 +231,8 @@ class UpperLeft:
     NAME = "upper-left"
 
     def refusal(self, request: Request) -> str | None:
-        return None if request.pattern == Causal() and request.uniform else "only causal"
+        shared = request.q_tokens.batch is None
+        return None if request.pattern == Causal() and shared else "only causal"
 
     def run(self, request: Request) -> tuple[Tensor, None]:
         q, k, v = request.query, request.key, request.value

@@ -37,12 +37,6 @@ class Request:
         return "query {}, key {}, value {}".format(*shapes)
 
     @property
-    def uniform(self) -> bool:
-        """Whether all batch rows and heads share one mask."""
-        batched = self.q_tokens.batch is not None or self.k_tokens.batch is not None
-        return not batched and not self.pattern.varies_by
-
-    @property
     def groups(self) -> int:
         """Query heads to each key head, H / Hk."""
         return self.query.shape[1] // self.key.shape[1]
