@@ -64,7 +64,7 @@ class Rotary:
 
     def rotate(self, x: Tensor, tables: Tables) -> Tensor:
         """x · cos + swapped(x) · sin: x of shape (B, H, L, E), turned position by position."""
-        return torch.addcmul(x * tables.cos, self._swapped(x), tables.sin)
+        return (x * tables.cos).addcmul_(self._swapped(x), tables.sin)
 
     def _spread(self, first: Tensor, second: Tensor) -> Tensor:
         """Values of the first and the second feature of each pair, laid out as features."""
@@ -75,7 +75,7 @@ class Rotary:
         """Each feature replaced by the other one of its pair."""
         half = self.head_dim // 2
         if self.layout == "half":
-            return x.view(*x.shape[:-1], 2, half).flip(-2).flatten(-2)
+            return x.roll(half, -1)
         return x.view(*x.shape[:-1], half, 2).flip(-1).flatten(-2)
 
 

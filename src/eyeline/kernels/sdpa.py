@@ -6,6 +6,8 @@ structure; a dense mask is built for short inputs only.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -37,7 +39,9 @@ def run(request: Request) -> tuple[Tensor, None]:
     """output (B, H, L, Ev); no log-sum-exp."""
     structure = _structure(request)
     if structure is not None:
-        return _call(request, None, causal=structure == "causal"), None
+        # Keys are read again for every 256 queries: rows that lie together are read faster.
+        close = replace(request, key=request.key.contiguous(), value=request.value.contiguous())
+        return _call(close, None, causal=structure == "causal"), None
     mask, some = visible(request)
     out = _call(request, mask)
     return (out if some is None else out.masked_fill(~some, 0.0)), None

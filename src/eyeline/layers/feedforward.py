@@ -23,5 +23,5 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        down: Tensor = self.down(functional.silu(gate) * up)
+        down: Tensor = self.down(functional.silu(gate).mul_(up))
         return down

@@ -17,7 +17,7 @@ from torch.nn import functional
 from eyeline.caches import Cache, cache_for, recount
 from eyeline.encodings.rotary import Rotary, Tables
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.layers import GatedFeedForward, rms_norm
+from eyeline.layers import GatedFeedForward, by_rows, rms_norm
 from eyeline.mechanisms.exact import Exact
 from eyeline.models.guard import Attributes
 from eyeline.patterns import Causal, Pattern, sliding_window
@@ -290,7 +290,10 @@ class Block(nn.Module):
         self.feed_forward = GatedFeedForward(config.width, config.hidden)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), step)
+        normed = by_rows(lambda row: rms_norm(row, self.attention_norm, self.eps), x)
+        return by_rows(self._fed, x + self.attention(normed, step))
+
+    def _fed(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.feed_forward(rms_norm(x, self.feed_forward_norm, self.eps))
         return out
 
