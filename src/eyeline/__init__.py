@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from eyeline.loading import load as load
     from eyeline.patterns import Causal as Causal
     from eyeline.patterns import Chunks as Chunks
+    from eyeline.patterns import Dilated as Dilated
     from eyeline.patterns import Explicit as Explicit
+    from eyeline.patterns import FixedColumns as FixedColumns
     from eyeline.patterns import Full as Full
+    from eyeline.patterns import Global as Global
     from eyeline.patterns import Pattern as Pattern
     from eyeline.patterns import Predicate as Predicate
     from eyeline.patterns import SameDocument as SameDocument
     from eyeline.patterns import Sinks as Sinks
+    from eyeline.patterns import Strided as Strided
     from eyeline.patterns import Window as Window
     from eyeline.patterns import parse as parse
     from eyeline.patterns import prefix_lm as prefix_lm
@@ -42,8 +46,9 @@ _CONTENTS = {
     "generation": ("generate", "stream"),
     "loading": ("load",),
     "patterns": (
-        "Causal", "Chunks", "Explicit", "Full", "Pattern", "Predicate", "SameDocument", "Sinks",
-        "Window", "parse", "prefix_lm", "sliding_window", "streaming",
+        "Causal", "Chunks", "Dilated", "Explicit", "FixedColumns", "Full", "Global", "Pattern",
+        "Predicate", "SameDocument", "Sinks", "Strided", "Window", "parse", "prefix_lm",
+        "sliding_window", "streaming",
     ),
     "planning": ("dense_mask", "pairs", "plan"),
     "tokens": ("Tokens",),

@@ -4,26 +4,32 @@ from eyeline.patterns.algebra import And as And
 from eyeline.patterns.algebra import Not as Not
 from eyeline.patterns.algebra import Or as Or
 from eyeline.patterns.base import Pattern as Pattern
+from eyeline.patterns.base import View as View
 from eyeline.patterns.bounds import EMPTY as EMPTY
 from eyeline.patterns.bounds import FULL as FULL
 from eyeline.patterns.bounds import PARTIAL as PARTIAL
 from eyeline.patterns.bounds import Bounds as Bounds
 from eyeline.patterns.causal import Causal as Causal
 from eyeline.patterns.chunks import Chunks as Chunks
+from eyeline.patterns.dilated import Dilated as Dilated
 from eyeline.patterns.documents import SameDocument as SameDocument
 from eyeline.patterns.explicit import Explicit as Explicit
+from eyeline.patterns.fixed_columns import FixedColumns as FixedColumns
 from eyeline.patterns.full import Full as Full
+from eyeline.patterns.global_tokens import Global as Global
 from eyeline.patterns.predicate import Predicate as Predicate
 from eyeline.patterns.ready import prefix_lm as prefix_lm
 from eyeline.patterns.ready import sliding_window as sliding_window
 from eyeline.patterns.ready import streaming as streaming
 from eyeline.patterns.sinks import Sinks as Sinks
+from eyeline.patterns.strided import Strided as Strided
 from eyeline.patterns.text import Parser as _Parser
 from eyeline.patterns.text import Vocabulary as _Vocabulary
 from eyeline.patterns.window import Window as Window
 
 ATOMS: tuple[type[Pattern], ...] = (
-    Full, Causal, Window, Sinks, SameDocument, Chunks, Explicit, Predicate,
+    Full, Causal, Window, Sinks, SameDocument, Chunks, Strided, Dilated, FixedColumns, Global,
+    Explicit, Predicate,
 )  # fmt: skip
 
 VOCABULARY: _Vocabulary = {

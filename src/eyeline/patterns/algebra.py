@@ -44,9 +44,16 @@ class Compound(Pattern):
     def at(self, batch: int, head: int) -> Pattern:
         return self.rebuild(tuple(part.at(batch, head) for part in self.parts))
 
+    def of_length(self, length: int) -> Pattern:
+        return self.rebuild(tuple(part.of_length(length) for part in self.parts))
+
     def check_call(self, batch: int, heads: int) -> None:
         for part in self.parts:
             part.check_call(batch, heads)
+
+    def check_length(self, length: int) -> None:
+        for part in self.parts:
+            part.check_length(length)
 
     def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...]:
         columns: list[Tensor] = []

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from eyeline.patterns.algebra import And, Not, Or
 
 MaskMod = Callable[[Any, Any, Tensor, Tensor], Tensor]
+
+
+class View(NamedTuple):
+    """Some slots of the queries and of the keys, in the order in which they are best looked at.
+
+    q_slots, k_slots: int64, or None for all slots as they stand. modulus: slots are in groups of
+    equal position % modulus; 1 if they are in no groups.
+    """
+
+    q_slots: Tensor | None
+    k_slots: Tensor | None
+    modulus: int = 1
 
 
 class Pattern(ABC):
@@ -55,24 +67,43 @@ class Pattern(ABC):
         return torch.full_like(q.min + k.min, PARTIAL, dtype=torch.uint8)
 
     def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...] | None:
-        """Integers that decide the mask of a PARTIAL tile of consecutive positions.
+        """Integers that decide the mask of a PARTIAL tile, given how its positions are spaced.
 
-        Two tiles of one shape whose signatures are equal have equal masks. None (the default)
-        means that nothing is known; such tiles are evaluated one by one.
+        Two tiles whose signatures are equal, and whose queries and keys stand at equal distances
+        from their tile's first one, have equal masks. None (the default) means that nothing is
+        known; such tiles are evaluated one by one.
         """
         return None
+
+    def views(self, q: Tokens, k: Tokens) -> tuple[View, ...]:
+        """Queries and keys, picked and reordered, among which the pattern's pairs lie densely.
+
+        Every allowed pair lies in one of the views. () (the default) means that the order of the
+        sequence is best. q, k: one sequence each.
+        """
+        return ()
 
     def at(self, batch: int, head: int) -> Pattern:
         """The pattern that holds in one batch row and one head. See ``varies_by``."""
         return self
 
+    def of_length(self, length: int) -> Pattern:
+        """The pattern that holds in sequences of one length. See ``varies_by``."""
+        return self
+
     @property
     def varies_by(self) -> frozenset[str]:
-        """What else the rule depends on: a subset of {"batch", "head"}."""
+        """What else the rule depends on: a subset of {"batch", "head", "length"}."""
         return frozenset()
 
     def check_call(self, batch: int, heads: int) -> None:  # noqa: B027  (most fit every call)
         """Raise InvalidArgument if the pattern was made for other numbers of rows or heads."""
+
+    def check_length(self, length: int) -> None:  # noqa: B027
+        """Raise InvalidArgument if the pattern cannot be meant for a sequence of this length.
+
+        Asked where tokens are omitted, so that positions are 0 … length - 1.
+        """
 
     @property
     def bound(self) -> tuple[Pattern, ...]:

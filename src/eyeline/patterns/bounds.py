@@ -21,11 +21,17 @@ UNKNOWN = -(1 << 60)
 class Bounds(NamedTuple):
     """The least and greatest position and document in each of some ranges of tokens.
 
-    All four are int64 and broadcast against the bounds of the other side. A verdict about bounds
-    holds for every token that can lie within them.
+    All are int64 and broadcast against the bounds of the other side. A verdict about bounds holds
+    for every token that can lie within them.
+
+    modulus, residue_min, residue_max: position % modulus lies between the two. Known where tokens
+    were ordered by it, for patterns with a stride; else None, with modulus 1.
     """
 
     min: Tensor
     max: Tensor
     document_min: Tensor
     document_max: Tensor
+    residue_min: Tensor | None = None
+    residue_max: Tensor | None = None
+    modulus: int = 1
