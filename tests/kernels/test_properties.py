@@ -41,6 +41,6 @@ def test_tiles_without_the_fused_operator(
 def test_tiles_in_small_pieces(
     holds: Callable[[Kernel, Case], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eyeline.kernels.tiles._BUDGET", 20_000)
+    monkeypatch.setattr("eyeline.kernels.execute._BUDGET", 20_000)
     for case in CASES[1::4]:
         holds(tiles, case.wide() if case.value_width == 8 else case)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.kernels import flash, plain, tiles
+from eyeline.kernels import execute, flash, plain, tiles
 from eyeline.kernels.request import Request
 from eyeline.patterns import (
     Bounds,
@@ -186,7 +186,7 @@ def parts_overwrite_each_other(patch: Patch) -> Callable[[], None]:
         piece.put_queries(out, new_out)
         piece.put_queries(lse, new_lse)
 
-    patch.setattr(tiles, "_merge", merge)
+    patch.setattr(execute, "_merge", merge)
     return kernel_suite("a run and a slab")
 
 
@@ -195,7 +195,7 @@ def parts_merge_with_equal_shares(patch: Patch) -> Callable[[], None]:
         piece.put_queries(out, (piece.queries(out) + new_out) / 2)
         piece.put_queries(lse, torch.logaddexp(piece.queries(lse), new_lse))
 
-    patch.setattr(tiles, "_merge", merge)
+    patch.setattr(execute, "_merge", merge)
     return kernel_suite("a run and a slab")
 
 

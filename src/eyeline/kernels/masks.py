@@ -30,7 +30,7 @@ _Key = tuple[Pattern, Tokens, Tokens, int, int, torch.device]
 
 
 def _key(request: Request) -> _Key:
-    varies = bool(request.pattern.varies_by)
+    varies = bool(request.pattern.varies_by - {"length"})
     batch, heads = request.query.shape[:2] if varies else (0, 0)
     tokens = request.q_tokens, request.k_tokens
     return (request.pattern, *tokens, batch, heads, request.query.device)

@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.planning import Gathered, Part, Plan, Slab
+from eyeline.planning import Block, Gathered, Plan, Slab
 
 # A mask is evaluated on int64 positions, then kept as bools and as floats.
 _MASK_BYTES = 32
@@ -60,7 +60,7 @@ class Footprint(NamedTuple):
     pair: int
 
 
-def pieces(plan: Plan, part: Part, footprint: Footprint, budget: int) -> Iterator[Piece]:
+def pieces(plan: Plan, part: Block, footprint: Footprint, budget: int) -> Iterator[Piece]:
     """Cut a part into pieces of about ``budget`` bytes, but at least one block or row each."""
     if isinstance(part, Slab):
         yield from _slab_pieces(plan, part, footprint, budget)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from eyeline.patterns import Pattern
+from eyeline.patterns import Full, Pattern
+from eyeline.planning.orders import arrange
 from eyeline.planning.palette import evaluate, palette
+from eyeline.planning.peeling import Rule, peel
 from eyeline.planning.planner import TILE, one_sequence
 from eyeline.planning.refine import Tiling, refine
 from eyeline.tokens import Tokens
@@ -26,15 +28,31 @@ def pairs(
     is known, to L·S. Arguments and errors as for ``plan``.
     """
     q_tokens, k_tokens = one_sequence(pattern, length, key_length, q_tokens, k_tokens)
-    if not q_tokens.length or not k_tokens.length:
+    return _counted(pattern, q_tokens, k_tokens)
+
+
+def _counted(rule: Rule, q: Tokens, k: Tokens) -> int:
+    if rule is False:
         return 0
-    tiling = refine(pattern, q_tokens, k_tokens, tile=TILE, largest=TILE)
-    masks = palette(pattern, q_tokens, k_tokens, tiling)
+    peeled = None if rule is True else peel(rule, q, k)
+    arranged = None if peeled is None else arrange(peeled, q, k, TILE)
+    if peeled is None or arranged is None:
+        return _in_order(rule, q, k, TILE, 1)
+    within = (_in_order(each.rule, *each[3:]) for each in arranged if each.rule is not False)
+    return _counted(peeled.without, q, k) + sum(within)
+
+
+def _in_order(rule: Rule, q: Tokens, k: Tokens, tile: int, modulus: int) -> int:
+    if not q.length or not k.length:
+        return 0
+    pattern = Full() if isinstance(rule, bool) else rule
+    tiling = refine(pattern, q, k, tile=tile, largest=tile, modulus=modulus)
+    masks = palette(pattern, q, k, tiling)
     known = int(masks.count[masks.code].sum())
     unknown = tiling.partial[masks.code == 0]
     for some in unknown.split(max(_BATCH // tiling.tile**2, 1)):
-        known += int(evaluate(pattern, q_tokens, k_tokens, some, tiling.tile).sum())
-    return known + _full_pairs(tiling, q_tokens.length, k_tokens.length)
+        known += int(evaluate(pattern, q, k, some, tiling.tile).sum())
+    return known + _full_pairs(tiling, q.length, k.length)
 
 
 def _full_pairs(tiling: Tiling, queries: int, keys: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eyeline.patterns import Pattern
-from eyeline.patterns.bounds import UNKNOWN
+from eyeline.patterns.bounds import UNBOUNDED, UNKNOWN
 from eyeline.planning.refine import Tiling
 from eyeline.tokens import NOBODY, Points, Tokens
 
@@ -87,19 +87,11 @@ def _codes(
     signature = pattern.signature(q.bounds, k.bounds)
     if signature is None or not len(row):
         return code, nothing
-    ragged = [
-        (tiles == len(level) - 1).long() * (tokens.length % tiling.tile)
-        for tiles, level, tokens in (
-            (row, tiling.rows, q_tokens),
-            (column, tiling.columns, k_tokens),
-        )
-    ]
-    table = torch.stack([x.broadcast_to(row.shape) for x in (*signature, *ragged)], 1)
+    q_spacing = _spacing(q_tokens, tiling.tile)
+    k_spacing = q_spacing if k_tokens is q_tokens else _spacing(k_tokens, tiling.tile)
+    columns = (*signature, q_spacing[row], k_spacing[column])
+    table = torch.stack([x.broadcast_to(row.shape) for x in columns], 1)
     known = (table != UNKNOWN).all(1)
-    q_regular = _consecutive(q_tokens, tiling.tile)
-    same = k_tokens is q_tokens
-    k_regular = q_regular if same else _consecutive(k_tokens, tiling.tile)
-    known &= q_regular[row] & k_regular[column]
     index = known.nonzero()[:, 0]
     shared, examples = _group(table[index])
     fits = examples[: _LARGEST_PALETTE // tiling.tile**2]
@@ -107,14 +99,26 @@ def _codes(
     return code, index[fits]
 
 
-def _consecutive(tokens: Tokens, tile: int) -> Tensor:
-    """For each tile: do its slots stand at consecutive positions, with nobody missing?"""
+def _spacing(tokens: Tokens, tile: int) -> Tensor:
+    """A number for each tile: equal where slots stand at equal distances from the tile's least.
+
+    0: at consecutive positions. Empty slots, and those past the end, are part of the spacing.
+    """
     position = tokens.positions
     ends = torch.ones_like(position, dtype=torch.bool)
     ends[1:] = (position[1:] - position[:-1] == 1) & (position[:-1] != NOBODY)
     ends[::tile] = position[::tile] != NOBODY
-    padded = torch.nn.functional.pad(ends, (0, -len(ends) % tile), value=True)
-    return padded.view(-1, tile).all(1)
+    missing = -len(position) % tile
+    padded = torch.nn.functional.pad(ends, (0, missing), value=False)
+    spacing = (~padded.view(-1, tile).all(1)).long()
+    index = spacing.nonzero()[:, 0]
+    if not len(index):
+        return spacing
+    position, _ = _points(tokens, index, tile)
+    empty = position == NOBODY
+    least = position.masked_fill(empty, UNBOUNDED).amin(1, keepdim=True)
+    spacing[index] = 1 + _group((position - least).masked_fill(empty, NOBODY))[0]
+    return spacing
 
 
 def _group(table: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,14 @@ Parts are disjoint: together they hold every allowed pair once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
+
+from eyeline.planning.orders import Order
+
+if TYPE_CHECKING:
+    from eyeline.planning.planner import Plan
 
 
 @final
@@ -59,4 +64,20 @@ class Gathered:
     columns: int
 
 
-Part = Run | Slab | Gathered
+@final
+@dataclass(frozen=True, eq=False)
+class Reordered:
+    """A plan for queries and keys that were picked and brought into another order.
+
+    q_order, k_order: None for all slots as they stand. The plan's own slots are the places there.
+    """
+
+    q_order: Order | None
+    k_order: Order | None
+    plan: Plan
+
+
+Block = Run | Slab | Gathered
+"""A part that is rectangles of the sequence as it stands."""
+
+Part = Block | Reordered

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns import Pattern
+from eyeline.patterns import Full, Pattern
 from eyeline.patterns.remember import remember
 from eyeline.planning.dense import described
 from eyeline.planning.grouping import group
+from eyeline.planning.orders import arrange
 from eyeline.planning.palette import palette
-from eyeline.planning.parts import Gathered, Part, Run
+from eyeline.planning.parts import Gathered, Part, Reordered, Run
+from eyeline.planning.peeling import Peeled, Rule, peel
 from eyeline.planning.rectangles import rectangles
 from eyeline.planning.refine import refine
 from eyeline.tokens import Points, Tokens
@@ -23,13 +25,22 @@ from eyeline.tokens import Points, Tokens
 TILE = 64
 LARGEST_TILE = 512
 
+# What a part takes apart from its pairs, and what a place in another order takes, in pairs.
+_CALL = 4096
+_PLACE = 64
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A pattern laid out for given tokens: disjoint parts that hold every allowed pair once."""
+    """A pattern laid out for given tokens: disjoint parts that hold every allowed pair once.
+
+    rule: what is left of the pattern for the parts in the order of the sequence; the others, of
+    which each has a plan of its own, hold the rest.
+    """
 
     pattern: Pattern
+    rule: Pattern
     q_tokens: Tokens
     k_tokens: Tokens
     tile: int
@@ -40,11 +51,16 @@ class Plan:
         """How many pairs the parts compute, allowed or not."""
         return sum(_area(part) for part in self.parts)
 
+    @property
+    def cost(self) -> int:
+        """What the parts take, in the time of one pair: what two plans are compared by."""
+        return sum(_cost(part) for part in self.parts)
+
     def mask(self, q0: int, rows: int, k0: int, columns: int) -> Tensor:
-        """Which pairs of one rectangle of slots are allowed: bool (rows, columns)."""
+        """Which pairs of one rectangle of slots ``rule`` allows: bool (rows, columns)."""
         q = _points(self.q_tokens, slice(q0, q0 + rows), axis=-1)
         k = _points(self.k_tokens, slice(k0, k0 + columns), axis=-2)
-        return self.pattern.sees(q, k)
+        return self.rule.sees(q, k)
 
     def __str__(self) -> str:
         sizes = f"{self.q_tokens.length:,} queries × {self.k_tokens.length:,} keys"
@@ -109,16 +125,50 @@ def planned(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int = TI
             return _made(pattern, q_tokens, k_tokens, tile)
 
 
-def _made(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:
+def _made(pattern: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:
+    """The cheaper plan: in the order of the sequence, or with atoms in orders of their own."""
+    if isinstance(pattern, bool):
+        pattern = Full() if pattern else ~Full()
+    peeled = peel(pattern, q_tokens, k_tokens)
+    taken = None if peeled is None else _taken_apart(pattern, peeled, q_tokens, k_tokens, tile)
+    if peeled is None or taken is None:
+        return _in_order(pattern, q_tokens, k_tokens, tile)
+    # The pattern's own plan in this order may hold every tile there is. Around it lies a simpler
+    # one that costs no less than it and is planned quickly.
+    around = _made(peeled.around, q_tokens, k_tokens, tile)
+    return taken if taken.cost < around.cost else _in_order(pattern, q_tokens, k_tokens, tile)
+
+
+def _taken_apart(
+    pattern: Pattern, peeled: Peeled, q_tokens: Tokens, k_tokens: Tokens, tile: int
+) -> Plan | None:
+    arranged = arrange(peeled, q_tokens, k_tokens, tile)
+    if arranged is None:
+        return None
+    parts: list[Part] = []
+    for rule, q_order, k_order, q, k, edge, modulus in arranged:
+        inner = _in_order(rule, q, k, edge, modulus)
+        if inner.parts:
+            parts.append(Reordered(q_order, k_order, inner))
+    rest = _made(peeled.without, q_tokens, k_tokens, tile)
+    return dataclasses.replace(rest, pattern=pattern, parts=(*parts, *rest.parts))
+
+
+def _in_order(
+    pattern: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int, modulus: int = 1
+) -> Plan:
+    if isinstance(pattern, bool):
+        pattern = Full() if pattern else ~Full()
     queries, keys = q_tokens.length, k_tokens.length
     if not queries or not keys:
-        return Plan(pattern, q_tokens, k_tokens, tile, ())
-    tiling = refine(pattern, q_tokens, k_tokens, tile=tile, largest=max(tile, LARGEST_TILE))
+        return Plan(pattern, pattern, q_tokens, k_tokens, tile, ())
+    largest = tile * max(LARGEST_TILE // tile, 1)
+    tiling = refine(pattern, q_tokens, k_tokens, tile=tile, largest=largest, modulus=modulus)
     if not len(tiling.full) and not len(tiling.partial):
-        return Plan(pattern, q_tokens, k_tokens, tiling.tile, ())
+        return Plan(pattern, pattern, q_tokens, k_tokens, tiling.tile, ())
     masks = palette(pattern, q_tokens, k_tokens, tiling)
     runs, others = group(rectangles(tiling, masks, queries, keys))
-    draft = Plan(pattern, q_tokens, k_tokens, tiling.tile, (*runs, *others))
+    draft = Plan(pattern, pattern, q_tokens, k_tokens, tiling.tile, (*runs, *others))
     return dataclasses.replace(draft, parts=tuple(_with_mask(draft, part) for part in draft.parts))
 
 
@@ -136,7 +186,16 @@ def _points(tokens: Tokens, slots: slice, *, axis: int) -> Points:
     return Points(position, tokens.documents[slots].unsqueeze(axis))
 
 
+def _cost(part: Part) -> int:
+    if not isinstance(part, Reordered):
+        return _area(part) + _CALL
+    orders = (part.q_order, part.k_order)
+    return part.plan.cost + _PLACE * sum(len(each.slots) for each in orders if each is not None)
+
+
 def _area(part: Part) -> int:
+    if isinstance(part, Reordered):
+        return part.plan.area
     if isinstance(part, Run):
         return part.count * part.rows * part.columns
     if isinstance(part, Gathered):

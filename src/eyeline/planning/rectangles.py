@@ -18,7 +18,7 @@ from eyeline.planning.spans import lexsort, spans
 # Rectangles with masks have columns in multiples of this, where keys are there: a product of 320
 # columns takes a quarter less time than one of 319.
 _ALIGNED = 16
-# A stretch of this many FULL tiles stands alone: it then needs no mask at all.
+# A piece of this many equal tiles stands alone: it then needs no mask at all.
 _LONG = 8
 
 
@@ -26,7 +26,7 @@ _LONG = 8
 class Segments:
     """Pieces of a row of tiles with one code: row, first column, end column, code (0: FULL).
 
-    A code of -1 means a mask that is made when used.
+    A code of -1 means a mask that is made when used. Pieces of several tiles need no mask.
     """
 
     row: Tensor
@@ -67,7 +67,7 @@ class Rectangles:
 def rectangles(tiling: Tiling, palette: Palette, queries: int, keys: int) -> Rectangles:
     """All rectangles of a tiling, trimmed to what their masks use, clipped to (L, S)."""
     pieces = _segments(tiling, palette, queries, keys)
-    long = (pieces.code == 0) & (pieces.end - pieces.first >= _LONG)
+    long = pieces.end - pieces.first >= _LONG
     begins = torch.ones_like(long)
     begins[1:] = (pieces.row[1:] != pieces.row[:-1]) | (pieces.first[1:] != pieces.end[:-1])
     begins[1:] |= long[1:] | long[:-1]
@@ -76,7 +76,10 @@ def rectangles(tiling: Tiling, palette: Palette, queries: int, keys: int) -> Rec
 
 
 def _segments(tiling: Tiling, palette: Palette, queries: int, keys: int) -> Segments:
-    """FULL blocks laid out row by row and PARTIAL tiles, in order, FULL neighbours joined."""
+    """FULL blocks laid out row by row and PARTIAL tiles, in order, and neighbours joined.
+
+    Those are joined that are FULL, or the same rows of which are: whole rows are long and thin.
+    """
     rows, columns = -(-queries // tiling.tile), -(-keys // tiling.tile)
     row, first, edge = tiling.full.unbind(1)
     height = (row + edge).clamp(max=rows) - row
@@ -91,8 +94,12 @@ def _segments(tiling: Tiling, palette: Palette, queries: int, keys: int) -> Segm
     all_code = torch.cat([torch.zeros_like(block), code])
     order = (all_row * columns + all_first).argsort()
     row, first, end, code = (x[order] for x in (all_row, all_first, all_end, all_code))
+    thin = (palette.box[:, 2] == 0) & (palette.box[:, 3] == tiling.tile) & palette.solid
+    thin[0] = True  # FULL
+    joins = (code >= 0) & thin[code.clamp(min=0)]
     new = torch.ones_like(row, dtype=torch.bool)
-    new[1:] = (row[1:] != row[:-1]) | (first[1:] != end[:-1]) | (code[1:] != 0) | (code[:-1] != 0)
+    new[1:] = (row[1:] != row[:-1]) | (first[1:] != end[:-1]) | (code[1:] != code[:-1])
+    new[1:] |= ~joins[1:]
     start, last = spans(new)
     return Segments(row[start], first[start], end[last], code[start])
 
@@ -110,14 +117,23 @@ def _trimmed(
     tile, count = tiling.tile, last - start + 1
     stretch = begins.long().cumsum(0) - 1
     box = palette.box[pieces.code.clamp(min=0)]
-    top = box[:, 0].new_full(start.shape, tile).scatter_reduce(0, stretch, box[:, 0], "amin")
-    bottom = torch.zeros_like(start).scatter_reduce(0, stretch, box[:, 1], "amax")
+    first, final = torch.zeros_like(begins), torch.zeros_like(begins)
+    first[start], final[last] = True, True
+    edge = {
+        how: torch.zeros_like(box[start, :2]).scatter_reduce(
+            0, stretch[:, None].expand(-1, 2), box[:, :2], how, include_self=False
+        )
+        for how in ("amin", "amax")
+    }
+    top, bottom = edge["amin"][:, 0], edge["amax"][:, 1]
     row = pieces.row[start]
-    solid = (count == 1) & palette.solid[pieces.code.clamp(min=0)][start]
-    least = torch.zeros_like(start).scatter_reduce(0, stretch, pieces.code, "amin")
-    most = torch.zeros_like(start).scatter_reduce(0, stretch, pieces.code, "amax")
+    # No mask is needed where all pieces hold the same rows, all of them, without a gap.
+    solid = (pieces.code == 0) | ((pieces.code > 0) & palette.solid[pieces.code.clamp(min=0)])
+    solid &= (first | (box[:, 2] == 0)) & (final | (box[:, 3] == tile))
+    broken = torch.zeros_like(start).scatter_add(0, stretch, (~solid).long()) > 0
+    masked = broken | (edge["amin"] != edge["amax"]).any(1)
+    unknown = torch.zeros_like(start).scatter_add(0, stretch, (pieces.code < 0).long())
     left, right = box[start, 2], box[last, 3]
-    masked = ((least < 0) | (most > 0)) & ~solid
     left = torch.where(masked, left - left % _ALIGNED, left)
     right = torch.where(masked, right + -right % _ALIGNED, right)
     found = Rectangles(
@@ -126,7 +142,7 @@ def _trimmed(
         k0=pieces.first[start] * tile + left,
         k1=((pieces.end[last] - 1) * tile + right).minimum(pieces.end[last] * tile).clamp(max=keys),
         masked=masked,
-        known=least == 0,
+        known=unknown == 0,
         segment=start,
         segments=count,
         pieces=pieces,

@@ -36,15 +36,22 @@ class Tiling:
 
 
 def refine(
-    pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, *, tile: int, largest: int
+    pattern: Pattern,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    tile: int,
+    largest: int,
+    modulus: int = 1,
 ) -> Tiling:
     """Split the whole (L, S) rectangle until what is PARTIAL is small, between two tile sizes.
 
-    tile, largest: the smallest and largest edge of a PARTIAL tile; largest = tile · 2^m. Visits
-    the tiles that are not EMPTY and their neighbours, never all of them.
+    tile, largest: the smallest and largest edge of a PARTIAL tile; largest = tile · 2^m. modulus:
+    by which the tokens were ordered. Visits the tiles that are not EMPTY and their neighbours,
+    never all of them.
     """
-    rows = pyramid(q_tokens, tile)
-    columns = rows if k_tokens is q_tokens else pyramid(k_tokens, tile)
+    rows = pyramid(q_tokens, tile, modulus)
+    columns = rows if k_tokens is q_tokens else pyramid(k_tokens, tile, modulus)
     same_level = max(len(rows), len(columns))
     _extend(rows, same_level)
     _extend(columns, same_level)

@@ -11,7 +11,7 @@ from eyeline.kernels import tiles
 from eyeline.kernels.request import Request
 from eyeline.patterns import EMPTY, FULL, Bounds, Pattern
 from eyeline.planning import Plan, dense_mask, pairs, plan
-from eyeline.planning.parts import Gathered, Part, Run
+from eyeline.planning.parts import Block, Gathered, Reordered, Run
 from eyeline.testing.kernel import parity_of
 from eyeline.tokens import Tokens
 
@@ -93,6 +93,9 @@ def coverage(made: Plan) -> Tensor:
     """How many times a plan's parts hold each pair: int64 (L, S)."""
     count = torch.zeros(made.q_tokens.length, made.k_tokens.length, dtype=torch.int64)
     for part in made.parts:
+        if isinstance(part, Reordered):
+            count += _covered_in_order(made, part)
+            continue
         for q0, k0, rows, columns, mask in _blocks(made, part):
             block = count[q0 : q0 + rows, k0 : k0 + columns]
             assert block.shape == (rows, columns), f"{part} reaches past the end"
@@ -100,7 +103,22 @@ def coverage(made: Plan) -> Tensor:
     return count
 
 
-def _blocks(made: Plan, part: Part) -> Iterator[tuple[int, int, int, int, Tensor | None]]:
+def _covered_in_order(made: Plan, part: Reordered) -> Tensor:
+    """How many times a reordered part holds each pair of the sequence as it stands."""
+    inner = coverage(part.plan)
+    for axis, order in ((0, part.q_order), (1, part.k_order)):
+        if order is None:
+            continue
+        pads = inner.index_select(axis, (order.slots < 0).nonzero()[:, 0])
+        assert not pads.any(), f"{part} computes places that hold no slot"
+        found = inner.index_select(axis, order.places.clamp(min=0))
+        absent = (order.places < 0).unsqueeze(1 - axis)
+        inner = found.masked_fill(absent, 0)
+    assert inner.shape == (made.q_tokens.length, made.k_tokens.length)
+    return inner
+
+
+def _blocks(made: Plan, part: Block) -> Iterator[tuple[int, int, int, int, Tensor | None]]:
     shape = (part.rows, part.columns)
     if isinstance(part, Run):
         for i in range(part.count):

@@ -1,0 +1,181 @@
+"""What is computed for the parts of a plan, one after the other, forward and backward.
+
+Each part gives an output and a log-sum-exp for its queries; they merge exactly:
+
+    lse = log(exp lse₁ + exp lse₂),   out = exp(lse₁ - lse)·out₁ + exp(lse₂ - lse)·out₂
+
+The backward pass needs no merge: with the merged output and log-sum-exp every part's gradients
+are already right, and add up.
+
+Tensors here are those of one batch row: query (H, L, E), key (Hk, S, E), value (Hk, S, Ev).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyeline.kernels import flash, plain
+from eyeline.kernels.pieces import Footprint, Piece, pieces
+from eyeline.kernels.reorder import add, pick, shares, take_in
+from eyeline.planning import Block, Plan, Reordered
+
+# Working memory of one piece, in bytes.
+_BUDGET = 4 << 20
+# What is held in another order at once, in bytes: it should stay in the processor's cache.
+_ORDERED = 16 << 20
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class Known(NamedTuple):
+    """What the backward pass starts from: the merged results, and the gradients given for them."""
+
+    out: Tensor
+    lse: Tensor
+    grad: Tensor
+    grad_lse: Tensor | None
+
+
+def forward(plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor, scale: float) -> None:
+    """Take every part's result into out (H, L, Ev) and lse (H, L), which begin as 0 and -inf."""
+    touched = bytearray(out.shape[1])
+    for part in plan.parts:
+        if isinstance(part, Reordered):
+            first = touched.find(1) < 0
+            _forward_reordered(part, inputs, out, lse, scale, first=first)
+            touched[:] = b"\1" * len(touched)
+        else:
+            _forward_block(plan, part, inputs, out, lse, scale, touched)
+
+
+def backward(plan: Plan, inputs: Inputs, known: Known, grads: Inputs, scale: float) -> None:
+    """Add every part's gradients to grads."""
+    for part in plan.parts:
+        if isinstance(part, Reordered):
+            _backward_reordered(part, inputs, known, grads, scale)
+        else:
+            _backward_block(plan, part, inputs, known, grads, scale)
+
+
+def _forward_block(
+    plan: Plan,
+    part: Block,
+    inputs: Inputs,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    touched: bytearray,
+) -> None:
+    q, k, v = inputs
+    product = flash if flash.serves(q, v) else plain
+    footprint = _footprint(inputs, fused=product is flash, backward=False)
+    for piece in pieces(plan, part, footprint, _BUDGET):
+        mask = None if piece.mask is None else piece.mask.to(q.device)
+        new_out, new_lse = product.forward(
+            piece.queries(q), piece.keys(k), piece.keys(v), mask, scale
+        )
+        first, end = piece.span()
+        if touched.find(1, first, end) >= 0:
+            _merge(piece, out, lse, new_out.to(out.dtype), new_lse)
+        else:
+            piece.put_queries(out, new_out)
+            piece.put_queries(lse, new_lse)
+        touched[first:end] = b"\1" * (end - first)
+
+
+def _merge(piece: Piece, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
+    """Take one more result for the piece's queries into out and lse. new_out is used up."""
+    old_share, new_share, total = shares(piece.queries(lse), new_lse)
+    piece.add_queries(out, new_out.mul_(new_share), share=old_share)
+    piece.put_queries(lse, total)
+
+
+def _backward_block(
+    plan: Plan, part: Block, inputs: Inputs, known: Known, grads: Inputs, scale: float
+) -> None:
+    q, k, v = inputs
+    fused = flash.serves(q, v) and known.grad_lse is None
+    footprint = _footprint(inputs, fused=fused, backward=True)
+    for piece in pieces(plan, part, footprint, _BUDGET):
+        mask = None if piece.mask is None else piece.mask.to(q.device)
+        blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
+        merged = (piece.queries(known.out), piece.queries(known.lse))
+        above = piece.queries(known.grad)
+        if fused:
+            found = flash.backward(above, *blocks, *merged, mask, scale)
+        else:
+            lse = None if known.grad_lse is None else piece.queries(known.grad_lse)
+            found = plain.backward(above, lse, *blocks, *merged, mask, scale)
+        piece.add_queries(grads.query, found[0])
+        piece.add_keys(grads.key, found[1])
+        piece.add_keys(grads.value, found[2])
+
+
+def _footprint(inputs: Inputs, *, fused: bool, backward: bool) -> Footprint:
+    """What the products hold at once. The fused operator keeps no scores; the plain one does."""
+    q, k, v = inputs
+    size = max(q.element_size(), 4)
+    heads, key_heads = q.shape[0], k.shape[0]
+    query = heads * (q.shape[2] if backward else v.shape[2]) * size
+    key = key_heads * (k.shape[2] + v.shape[2]) * size if backward else 0
+    return Footprint(query, key, 0 if fused else 3 * heads * size)
+
+
+def _forward_reordered(
+    part: Reordered, inputs: Inputs, out: Tensor, lse: Tensor, scale: float, *, first: bool
+) -> None:
+    for heads, key_heads in _few_heads(part, inputs):
+        some = _in_order(part, inputs, heads, key_heads)
+        new_out = out.new_zeros(*some.query.shape[:2], out.shape[2])
+        new_lse = lse.new_full(some.query.shape[:2], -torch.inf)
+        forward(part.plan, some, new_out, new_lse, scale)
+        take_in(part.q_order, (out[heads], lse[heads]), (new_out, new_lse), first=first)
+
+
+def _backward_reordered(
+    part: Reordered, inputs: Inputs, known: Known, grads: Inputs, scale: float
+) -> None:
+    for heads, key_heads in _few_heads(part, inputs):
+        some = _in_order(part, inputs, heads, key_heads)
+        order = part.q_order
+        above = known.grad_lse
+        merged = Known(
+            pick(known.out[heads], order),
+            # exp(score - inf) = 0: where nobody is, no gradient comes from.
+            pick(known.lse[heads], order, empty=torch.inf),
+            pick(known.grad[heads], order),
+            None if above is None else pick(above[heads], order),
+        )
+        found = Inputs(*(torch.zeros_like(x, dtype=grads.query.dtype) for x in some))
+        backward(part.plan, some, merged, found, scale)
+        add(grads.query[heads], part.q_order, found.query)
+        add(grads.key[key_heads], part.k_order, found.key)
+        add(grads.value[key_heads], part.k_order, found.value)
+
+
+def _in_order(part: Reordered, inputs: Inputs, heads: slice, key_heads: slice) -> Inputs:
+    q, k, v = inputs
+    keys, values = (pick(x[key_heads], part.k_order) for x in (k, v))
+    return Inputs(pick(q[heads], part.q_order), keys, values)
+
+
+def _few_heads(part: Reordered, inputs: Inputs) -> Iterator[tuple[slice, slice]]:
+    """Query heads and their key heads, so few at a time that their copies stay small."""
+    q, k, v = inputs
+    groups = q.shape[0] // max(k.shape[0], 1)
+    places = part.plan.q_tokens.length * groups + part.plan.k_tokens.length
+    each = places * (q.shape[2] + v.shape[2]) * q.element_size()
+    count = max(_ORDERED // max(each, 1), 1)
+    for first in range(0, k.shape[0], count):
+        end = min(first + count, k.shape[0])
+        yield slice(first * groups, end * groups), slice(first, end)

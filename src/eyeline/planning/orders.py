@@ -1,0 +1,125 @@
+"""Slots in another order: which slot stands where, and where each slot went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from eyeline.patterns import View
+from eyeline.planning.peeling import Peeled, Rule
+from eyeline.tokens import NOBODY, Tokens
+
+# Groups smaller than a tile get smaller tiles, down to this edge.
+_SMALLEST_TILE = 8
+# An order with this many times more places than there are slots is not worth it.
+_MOST_PADS = 4
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Order:
+    """slots: int64 (N,), the slot at each place, -1 where there is none.
+
+    places: int64 (L,), the place of each slot, -1 where it has none.
+    pads: the places without a slot. absent: the slots without a place.
+    """
+
+    slots: Tensor
+    places: Tensor
+    pads: Tensor
+    absent: Tensor
+
+    @staticmethod
+    def of(slots: Tensor, length: int) -> Order:
+        """From the slots at each place, of a sequence of ``length`` slots."""
+        places = torch.full((length,), NOBODY, dtype=torch.int64, device=slots.device)
+        real = (slots >= 0).nonzero()[:, 0]
+        places[slots[real]] = real
+        pads, absent = ((x < 0).nonzero()[:, 0] for x in (slots, places))
+        return Order(slots, places, pads, absent)
+
+    def tokens(self, tokens: Tokens) -> Tokens:
+        """The same tokens at their new places."""
+        real, slots = self.slots >= 0, self.slots.clamp(min=0)
+        columns = (x for x in (tokens.positions, tokens.documents) if x is not None)
+        return Tokens(*(torch.where(real, x[slots], NOBODY) for x in columns))
+
+
+class Arranged(NamedTuple):
+    """A rule, for queries and keys as a view has them; an order of None is the one they have."""
+
+    rule: Rule
+    q_order: Order | None
+    k_order: Order | None
+    q_tokens: Tokens
+    k_tokens: Tokens
+    tile: int
+    modulus: int
+
+
+def arrange(peeled: Peeled, q: Tokens, k: Tokens, tile: int) -> list[Arranged] | None:
+    """What is left of a pattern in each view. None if one would take far too many places."""
+    found = [_arranged(view, rule, q, k, tile) for view, rule in peeled.within]
+    kept = [each for each in found if each is not None]
+    return kept if len(kept) == len(found) else None
+
+
+def _arranged(view: View, rule: Rule, q: Tokens, k: Tokens, tile: int) -> Arranged | None:
+    """Pick and order tokens as a view says.
+
+    Groups of equal residue begin at tiles' edges and take equally many tiles, on both sides, so
+    that what is done for one group is done for all.
+    """
+    q_slots, k_slots = view.q_slots, view.k_slots
+    if view.modulus > 1:
+        grouped = _grouped(view, q, k, tile)
+        if grouped is None:
+            return None
+        q_slots, k_slots, tile = grouped
+    (q_order, q), (k_order, k) = _ordered(q_slots, q), _ordered(k_slots, k)
+    return Arranged(rule, q_order, k_order, q, k, tile, view.modulus)
+
+
+def _ordered(slots: Tensor | None, tokens: Tokens) -> tuple[Order | None, Tokens]:
+    if slots is None:
+        return None, tokens
+    order = Order.of(slots, tokens.length)
+    return order, order.tokens(tokens)
+
+
+def _grouped(view: View, q: Tokens, k: Tokens, tile: int) -> tuple[Tensor, Tensor, int] | None:
+    q_slots, q_residue = _residues(q, view.q_slots, view.modulus)
+    same = q is k and view.q_slots is view.k_slots
+    k_slots, k_residue = (q_slots, q_residue) if same else _residues(k, view.k_slots, view.modulus)
+    residues = torch.cat([q_residue, k_residue]).unique()
+    if not len(residues):
+        return None
+    q_group, k_group = (torch.searchsorted(residues, x) for x in (q_residue, k_residue))
+    largest = max(int(torch.bincount(group, minlength=1).max()) for group in (q_group, k_group))
+    tile = min(tile, max(_SMALLEST_TILE, 1 << (largest - 1).bit_length()))
+    pitch = -(-largest // tile) * tile
+    if len(residues) * pitch > _MOST_PADS * max(q.length, k.length, tile):
+        return None
+    laid = _laid(q_slots, q_group, pitch, len(residues))
+    return laid, laid if same else _laid(k_slots, k_group, pitch, len(residues)), tile
+
+
+def _residues(tokens: Tokens, slots: Tensor | None, modulus: int) -> tuple[Tensor, Tensor]:
+    """The slots that hold somebody, and the residue of each one's position."""
+    slots = slots if slots is not None else torch.arange(tokens.length)
+    position = tokens.positions[slots]
+    real = position != NOBODY
+    return slots[real], position[real] % modulus
+
+
+def _laid(slots: Tensor, group: Tensor, pitch: int, groups: int) -> Tensor:
+    """The slots of each group side by side, every group beginning at a multiple of pitch."""
+    order = group.argsort(stable=True)
+    sizes = torch.bincount(group, minlength=groups)
+    rank = torch.arange(len(group)) - (sizes.cumsum(0) - sizes)[group[order]]
+    laid = torch.full((groups * pitch,), NOBODY, dtype=torch.int64)
+    laid[group[order] * pitch + rank] = slots[order]
+    return laid
