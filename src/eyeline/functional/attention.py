@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eyeline.dispatch import choose, reasons
 from eyeline.functional.checks import PatternLike, make_request
-from eyeline.kernels import reference
+from eyeline.kernels import reference, tiles
 from eyeline.kernels.request import Request
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens
@@ -37,7 +37,8 @@ def attention(
     keys stand at 0 … S-1 and the queries are the *last* L of them, so that a cached step equals
     the full run; torch's ``is_causal`` is upper-left.
     Under torch.autocast the inputs are cast to its type first, as SDPA does.
-    backend: "auto", or a kernel that must serve or refuse: "decode", "sdpa", "tiles", "reference".
+    backend: "auto", or a kernel that must serve or refuse: "decode", "sdpa", "tiles", "flex",
+    "reference". "flex", torch's FlexAttention, is compiled when it is first used: by name only.
 
     A query that may look at nobody gets exactly 0 and finite gradients. NaN and inf inside the
     tensors are not searched for; masked slots may hold any finite number.
@@ -118,9 +119,16 @@ def explain(
     q_tokens: Tokens | None = None,
     k_tokens: Tokens | None = None,
 ) -> dict[str, str]:
-    """Each kernel's answer to this call: "chosen", "could serve", or why it refuses."""
+    """Each kernel's answer to this call: "chosen", "could serve", or why it refuses.
+
+    Where tiles are chosen, "plan" says what they compute for the first batch row and head, in
+    which order, and what it costs.
+    """
     request = make_request(
         query, key, value, pattern, scale=scale, q_tokens=q_tokens, k_tokens=k_tokens
     )
     with torch.no_grad():
-        return reasons(request)
+        answers = reasons(request)
+        if answers[tiles.NAME] == "chosen":
+            answers["plan"] = str(tiles.first_plan(request))
+        return answers

@@ -34,6 +34,12 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def first_plan(request: Request) -> Plan:
+    """The plan of the first batch row and head."""
+    q, k = request.q_tokens.host.row(0), request.k_tokens.host.row(0)
+    return planned(request.pattern.at(0, 0), q, k)
+
+
 @dataclass(frozen=True)
 class Sheet:
     """One batch row and some neighbouring heads that share a plan."""

@@ -75,6 +75,10 @@ class Pattern(ABC):
         """
         return None
 
+    def spelled_out(self) -> Pattern:
+        """The same rule as an expression of simpler atoms, where there is one; else itself."""
+        return self
+
     def views(self, q: Tokens, k: Tokens) -> tuple[View, ...]:
         """Queries and keys, picked and reordered, among which the pattern's pairs lie densely.
 
@@ -163,6 +167,10 @@ class Pattern(ABC):
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     def arguments(self) -> dict[str, Any]:
-        """The fields that stand between the brackets in text; for a dataclass, all of them."""
+        """What stands between the brackets in text, by name; for a dataclass, all its fields.
+
+        Numbers, None, words, patterns, and lists of these. What equals a field's default is left
+        out of the text.
+        """
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in names}

@@ -8,12 +8,12 @@ from typing import final
 
 from torch import Tensor
 
-from eyeline.patterns.base import Pattern, View
+from eyeline.patterns.base import Pattern
 from eyeline.patterns.bounds import Bounds
 from eyeline.patterns.numbers import check_whole
 from eyeline.patterns.strided import Strided
 from eyeline.patterns.window import Window
-from eyeline.tokens import Points, Tokens
+from eyeline.tokens import Points
 
 
 @final
@@ -54,5 +54,5 @@ class Dilated(Pattern):
     def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...] | None:
         return self._rule.signature(q, k)
 
-    def views(self, q: Tokens, k: Tokens) -> tuple[View, ...]:
-        return (View(None, None, modulus=self.step),)
+    def spelled_out(self) -> Pattern:
+        return self._rule

@@ -52,4 +52,4 @@ class Strided(Pattern):
         return ((q.min - k.min) % self.stride,)
 
     def views(self, q: Tokens, k: Tokens) -> tuple[View, ...]:
-        return (View(None, None, modulus=self.stride),)
+        return (View(None, None, modulus=self.stride),) if self.stride > 1 else ()

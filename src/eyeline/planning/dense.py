@@ -7,6 +7,7 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
+from eyeline.planning.limits import check_memory
 from eyeline.tokens import Tokens, default_tokens
 
 
@@ -26,12 +27,20 @@ def dense_mask(
     patterns that differ per batch row or head; the mask is then (B, H, L, S). Memory is L·S: this
     is the definition made visible, not what kernels use.
 
+    A pattern that varies by length is drawn for the length that the tokens have, see ``settled``.
+
     Raises InvalidArgument for a pattern that differs per row or head without batch and heads.
     """
     q, k = described(pattern, length, key_length, q_tokens, k_tokens)
     if batch is not None and heads is not None:
         pattern.check_call(batch, heads)
         return torch.stack([_row(pattern, q, k, b, heads) for b in range(batch)])
+    if "length" in pattern.varies_by:
+        rows = q.batch if q.batch is not None else k.batch
+        if rows is not None:
+            every = (dense_mask(pattern, q_tokens=q.row(b), k_tokens=k.row(b)) for b in range(rows))
+            return torch.stack(list(every))
+        pattern = settled(pattern, q, k)
     if pattern.varies_by:
         raise InvalidArgument(
             f"{pattern} differs per {' and '.join(sorted(pattern.varies_by))}: "
@@ -44,6 +53,18 @@ def _row(pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int) -> Tens
     q, k = q.row(batch), k.row(batch)
     every = (dense_mask(pattern.at(batch, h), q_tokens=q, k_tokens=k) for h in range(heads))
     return torch.stack(list(every))
+
+
+def settled(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Pattern:
+    """The pattern that holds for the length of one sequence: ``pattern.of_length(n)``.
+
+    n is the greatest position of its queries and keys, plus 1; 0 if nobody is there. It is looked
+    for only where the pattern varies by length. Batched tokens go row by row.
+    """
+    if "length" not in pattern.varies_by:
+        return pattern
+    positions = [t.positions for t in (q_tokens, k_tokens) if t.length]
+    return pattern.of_length(max((int(x.max()) + 1 for x in positions), default=0))
 
 
 def described(
@@ -66,4 +87,6 @@ def described(
             f"{length} queries but {key_length} keys: {pattern} compares positions, and omitted "
             "queries are the last of the keys; say where they stand with q_tokens and k_tokens"
         )
+    pattern.check_length(key_length)
+    check_memory(length, key_length)
     return default_tokens(length, key_length)

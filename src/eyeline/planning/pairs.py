@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eyeline.patterns import Full, Pattern
+from eyeline.planning.dense import settled
 from eyeline.planning.orders import arrange
 from eyeline.planning.palette import evaluate, palette
 from eyeline.planning.peeling import Rule, peel
@@ -28,7 +29,7 @@ def pairs(
     is known, to L·S. Arguments and errors as for ``plan``.
     """
     q_tokens, k_tokens = one_sequence(pattern, length, key_length, q_tokens, k_tokens)
-    return _counted(pattern, q_tokens, k_tokens)
+    return _counted(settled(pattern, q_tokens, k_tokens), q_tokens, k_tokens)
 
 
 def _counted(rule: Rule, q: Tokens, k: Tokens) -> int:

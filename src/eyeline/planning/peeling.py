@@ -55,6 +55,7 @@ def replaced(rule: Rule, leaf: Pattern, by: bool) -> Rule:
     """The rule with an atom replaced by "always" or "never", and simplified."""
     if isinstance(rule, bool):
         return rule
+    rule = rule.spelled_out()
     if isinstance(rule, Full):
         return True
     if isinstance(rule, Not):
@@ -87,6 +88,7 @@ def negated(rule: Rule) -> Rule:
 
 def _leaves(pattern: Pattern, sign: bool) -> Iterator[tuple[Pattern, bool]]:
     """The atoms of a pattern, and whether each stands under an even number of ~."""
+    pattern = pattern.spelled_out()
     if isinstance(pattern, Not):
         yield from _leaves(pattern.inner, not sign)
     elif isinstance(pattern, (And, Or)):

@@ -12,8 +12,9 @@ from torch import Tensor
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Full, Pattern
 from eyeline.patterns.remember import remember
-from eyeline.planning.dense import described
+from eyeline.planning.dense import described, settled
 from eyeline.planning.grouping import group
+from eyeline.planning.limits import check_memory
 from eyeline.planning.orders import arrange
 from eyeline.planning.palette import palette
 from eyeline.planning.parts import Gathered, Part, Reordered, Run
@@ -36,7 +37,8 @@ class Plan:
     """A pattern laid out for given tokens: disjoint parts that hold every allowed pair once.
 
     rule: what is left of the pattern for the parts in the order of the sequence; the others, of
-    which each has a plan of its own, hold the rest.
+    which each has a plan of its own, hold the rest. rejected: the cost of the plan in another
+    order that was considered, at most; None if there was none.
     """
 
     pattern: Pattern
@@ -45,6 +47,7 @@ class Plan:
     k_tokens: Tokens
     tile: int
     parts: tuple[Part, ...]
+    rejected: int | None = None
 
     @property
     def area(self) -> int:
@@ -64,12 +67,26 @@ class Plan:
 
     def __str__(self) -> str:
         sizes = f"{self.q_tokens.length:,} queries × {self.k_tokens.length:,} keys"
-        lines = [f"{self.pattern}: {sizes}, tiles of {self.tile}, {self.area:,} pairs computed"]
-        kinds = {kind: [p for p in self.parts if type(p) is kind] for kind in map(type, self.parts)}
-        for kind, parts in kinds.items():
-            pairs = sum(_area(part) for part in parts)
-            lines.append(f"  {len(parts):>6,} × {kind.__name__.lower():<9} {pairs:>16,} pairs")
+        lines = [f"{self.pattern}: {sizes}", *_lines(self, "  ")]
+        if self.rejected is not None:
+            lines.append(f"  cost {self.cost:,}; in another order at most {self.rejected:,}")
         return "\n".join(lines)
+
+
+def _lines(made: Plan, indent: str) -> list[str]:
+    """What a plan computes: a line for each kind of part, reordered ones in full."""
+    lines = [f"{indent}{made.area:,} pairs computed in tiles of {made.tile} and more"]
+    blocks = [part for part in made.parts if not isinstance(part, Reordered)]
+    for kind in dict.fromkeys(type(part) for part in blocks):
+        parts = [part for part in blocks if type(part) is kind]
+        area = sum(_area(part) for part in parts)
+        lines.append(f"{indent}{len(parts):>6,} × {kind.__name__.lower():<9} {area:>16,} pairs")
+    for part in made.parts:
+        if isinstance(part, Reordered):
+            q, k = part.plan.q_tokens.length, part.plan.k_tokens.length
+            lines.append(f"{indent}reordered, {q:,} queries × {k:,} keys: {part.plan.rule}")
+            lines += _lines(part.plan, indent + "  ")
+    return lines
 
 
 def plan(
@@ -106,9 +123,10 @@ def one_sequence(
     q_tokens, k_tokens = described(pattern, length, key_length, q_tokens, k_tokens)
     if q_tokens.batch is not None or k_tokens.batch is not None:
         raise InvalidArgument("a plan is for one sequence: choose one with tokens.row(b)")
-    if pattern.varies_by:
+    varies = pattern.varies_by & {"batch", "head"}
+    if varies:
         raise InvalidArgument(
-            f"{pattern} differs per {' and '.join(sorted(pattern.varies_by))}: "
+            f"{pattern} differs per {' and '.join(sorted(varies))}: "
             "choose one with pattern.at(batch, head)"
         )
     return q_tokens, k_tokens
@@ -117,8 +135,10 @@ def one_sequence(
 @remember(maxsize=64)
 def planned(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int = TILE) -> Plan:
     """``plan`` for tokens that were checked, remembered by pattern and tokens."""
+    check_memory(q_tokens.length, k_tokens.length)
     # A plan is integers and bools: without the bookkeeping of gradients it is made faster.
     with torch.inference_mode():
+        pattern = settled(pattern, q_tokens, k_tokens)
         if torch.get_default_device().type == "cpu":
             return _made(pattern, q_tokens, k_tokens, tile)
         with torch.device("cpu"):  # plans are made there, whatever a user's default is
@@ -135,8 +155,12 @@ def _made(pattern: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:
         return _in_order(pattern, q_tokens, k_tokens, tile)
     # The pattern's own plan in this order may hold every tile there is. Around it lies a simpler
     # one that costs no less than it and is planned quickly.
-    around = _made(peeled.around, q_tokens, k_tokens, tile)
-    return taken if taken.cost < around.cost else _in_order(pattern, q_tokens, k_tokens, tile)
+    every = q_tokens.length * k_tokens.length
+    around = every if peeled.around is True else _made(peeled.around, q_tokens, k_tokens, tile).cost
+    if taken.cost < around:
+        return dataclasses.replace(taken, rejected=around)
+    chosen = _in_order(pattern, q_tokens, k_tokens, tile)
+    return dataclasses.replace(chosen, rejected=taken.cost)
 
 
 def _taken_apart(

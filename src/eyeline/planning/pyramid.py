@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -47,7 +48,8 @@ class Level:
         return self.table[:, 5] > 0
 
 
-def pyramid(tokens: Tokens, tile: int, modulus: int = 1) -> list[Level]:
+@lru_cache(maxsize=8)
+def pyramid(tokens: Tokens, tile: int, modulus: int = 1) -> tuple[Level, ...]:
     """Levels of tiles of ``tile``, 2·tile, 4·tile, … slots, the finest first, up to one tile.
 
     tokens: one sequence (no batch), at least one slot. modulus: by which it was ordered. Time and
@@ -56,7 +58,7 @@ def pyramid(tokens: Tokens, tile: int, modulus: int = 1) -> list[Level]:
     levels = [_finest(tokens, tile, modulus)]
     while len(levels[-1]) > 1:
         levels.append(_halve(levels[-1]))
-    return levels
+    return tuple(levels)
 
 
 def _finest(tokens: Tokens, tile: int, modulus: int) -> Level:

@@ -53,8 +53,7 @@ def refine(
     rows = pyramid(q_tokens, tile, modulus)
     columns = rows if k_tokens is q_tokens else pyramid(k_tokens, tile, modulus)
     same_level = max(len(rows), len(columns))
-    _extend(rows, same_level)
-    _extend(columns, same_level)
+    rows, columns = (_extended(levels, same_level) for levels in (rows, columns))
     start = next(i for i in range(same_level) if max(len(rows[i]), len(columns[i])) <= _COARSEST)
     frontier = torch.cartesian_prod(
         torch.arange(len(rows[start])), torch.arange(len(columns[start]))
@@ -84,8 +83,8 @@ def verdicts(pattern: Pattern, rows: Level, columns: Level, tiles: Tensor) -> Te
     return torch.where(q.somebody & k.somebody, verdict, EMPTY)
 
 
-def _extend(levels: list[Level], count: int) -> None:
-    levels.extend([levels[-1]] * (count - len(levels)))
+def _extended(levels: tuple[Level, ...], count: int) -> tuple[Level, ...]:
+    return levels + levels[-1:] * (count - len(levels))
 
 
 def _mostly_full(full: list[Tensor], partial: int, level: int) -> bool:
