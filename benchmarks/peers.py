@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def transformers_model(path: Path, dtype: torch.dtype) -> Any:
@@ -44,11 +47,9 @@ def transformers_write(model: Any, ids: Sequence[int], count: int) -> list[int]:
     return found
 
 
-def local_attention(block: int, back: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def local_attention(block: int, back: int) -> Attend:
     """local-attention with its exact window: block · back tokens back, and the token itself."""
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor] = import_module(
-        "local_attention"
-    ).LocalAttention(
+    attend: Attend = import_module("local_attention").LocalAttention(
         window_size=block,
         causal=True,
         look_backward=back,
@@ -58,3 +59,23 @@ def local_attention(block: int, back: int) -> Callable[[Tensor, Tensor, Tensor],
         dropout=0.0,
     )
     return attend
+
+
+def flex_attention(block_mask: Any) -> Attend:
+    """FlexAttention, compiled, with a mask made before."""
+    module = import_module("torch.nn.attention.flex_attention")
+    compiled = _compiled(module.flex_attention)
+    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask)
+
+
+def flex_mask(mask_mod: Callable[..., Tensor], length: int, size: int, *, compiled: bool) -> Any:
+    """FlexAttention's BlockMask for one length, blocks of `size`; made by compiled code or not."""
+    module = import_module("torch.nn.attention.flex_attention")
+    create = _compiled(module.create_block_mask) if compiled else module.create_block_mask
+    return create(mask_mod, None, None, length, length, device="cpu", BLOCK_SIZE=size)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once for all calls, for the sizes that come."""
+    return torch.compile(function, dynamic=False)

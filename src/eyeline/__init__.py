@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from eyeline.generation import generate as generate
     from eyeline.generation import stream as stream
     from eyeline.loading import load as load
+    from eyeline.patterns import Blocks as Blocks
     from eyeline.patterns import Causal as Causal
     from eyeline.patterns import Chunks as Chunks
     from eyeline.patterns import Dilated as Dilated
@@ -24,15 +25,21 @@ if TYPE_CHECKING:
     from eyeline.patterns import FixedColumns as FixedColumns
     from eyeline.patterns import Full as Full
     from eyeline.patterns import Global as Global
+    from eyeline.patterns import Grid as Grid
     from eyeline.patterns import Pattern as Pattern
+    from eyeline.patterns import PerHead as PerHead
     from eyeline.patterns import Predicate as Predicate
+    from eyeline.patterns import Random as Random
     from eyeline.patterns import SameDocument as SameDocument
     from eyeline.patterns import Sinks as Sinks
     from eyeline.patterns import Strided as Strided
     from eyeline.patterns import Window as Window
+    from eyeline.patterns import bigbird as bigbird
+    from eyeline.patterns import longformer as longformer
     from eyeline.patterns import parse as parse
     from eyeline.patterns import prefix_lm as prefix_lm
     from eyeline.patterns import sliding_window as sliding_window
+    from eyeline.patterns import sparse_transformer as sparse_transformer
     from eyeline.patterns import streaming as streaming
     from eyeline.planning import dense_mask as dense_mask
     from eyeline.planning import pairs as pairs
@@ -46,9 +53,10 @@ _CONTENTS = {
     "generation": ("generate", "stream"),
     "loading": ("load",),
     "patterns": (
-        "Causal", "Chunks", "Dilated", "Explicit", "FixedColumns", "Full", "Global", "Pattern",
-        "Predicate", "SameDocument", "Sinks", "Strided", "Window", "parse", "prefix_lm",
-        "sliding_window", "streaming",
+        "Blocks", "Causal", "Chunks", "Dilated", "Explicit", "FixedColumns", "Full", "Global",
+        "Grid", "Pattern", "PerHead", "Predicate", "Random", "SameDocument", "Sinks", "Strided",
+        "Window", "bigbird", "longformer", "parse", "prefix_lm", "sliding_window",
+        "sparse_transformer", "streaming",
     ),
     "planning": ("dense_mask", "pairs", "plan"),
     "tokens": ("Tokens",),

@@ -11,23 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eyeline.caches import Cache, Evicting, Growing, Layout, cache_for, needed_slots
+from eyeline.caches import Cache, Evicting, Growing, cache_for, needed_slots
 from eyeline.functional import attention
 from eyeline.patterns import (
     Causal,
     Chunks,
+    Dilated,
+    FixedColumns,
+    Global,
     Pattern,
     SameDocument,
     Sinks,
+    Strided,
     Window,
     sliding_window,
     streaming,
 )
+from eyeline.testing.cache import LENGTH, Inputs, layout_for, random_inputs, read_in_steps
 from eyeline.tokens import Tokens
 
 W = 7
-LENGTH = 5 * W + 2
-HEADS, KV_HEADS, WIDTH, VALUE = 6, 3, 5, 3
 
 PATTERNS: list[Pattern] = [
     Causal(),
@@ -40,50 +43,26 @@ PATTERNS: list[Pattern] = [
     Causal() & ~Window(2, 0),
     Causal() & ~sliding_window(3),
     Causal() & (sliding_window(W) & ~Sinks(3) | Chunks(3)),
+    Causal() & Strided(W),
+    Causal() & Dilated(3, 2, 0),
+    Causal() & (Chunks(W) | FixedColumns(W, 2)),
+    sliding_window(4) | Causal() & Global([2, 11]),
 ]
 
 
 def new_cache(pattern: Pattern, batch: int, kind: str) -> Cache:
-    layout = Layout(1, batch, KV_HEADS, WIDTH, VALUE, torch.float64, torch.device("cpu"))
+    layout = layout_for(random_inputs(batch))
     return Growing(pattern, layout) if kind == "growing" else Evicting(pattern, layout)
 
 
-def data(batch: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((HEADS, WIDTH), (KV_HEADS, WIDTH), (KV_HEADS, VALUE))
-    query, key, value = (
-        torch.randn(batch, heads, length, width, dtype=torch.float64, generator=generator)
-        for heads, width in shapes
-    )
-    return query, key, value
-
-
-def part(tokens: Tokens, start: int, stop: int) -> Tokens:
-    documents = None if tokens.documents is None else tokens.documents[..., start:stop]
-    return Tokens(tokens.positions[..., start:stop], documents)
-
-
-def in_steps(
-    cache: Cache, tokens: Tokens, steps: list[int], inputs: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
+def in_steps(cache: Cache, tokens: Tokens, steps: list[int], inputs: Inputs) -> Tensor:
     """Attention step by step. After each step the cache holds exactly what is needed."""
-    query, key, value = inputs
-    outputs, start = [], 0
-    for step in steps:
-        new = part(tokens, start, start + step)
-        cut = slice(start, start + step)
-        seen = cache.advance(new)
-        keys, values, k_tokens = cache.append(0, key[:, :, cut], value[:, :, cut])
-        assert k_tokens is seen and k_tokens.length == keys.shape[2] == values.shape[2]
-        outputs.append(
-            attention(
-                query[:, :, cut], keys, values, cache.pattern, q_tokens=new, k_tokens=k_tokens
-            )
-        )
-        start += step
+
+    def look(past: Tokens, new: Tokens) -> None:
         if isinstance(cache, Evicting):
-            check_kept(cache, part(tokens, 0, start), new)
-    return torch.cat(outputs, 2)
+            check_kept(cache, past, new)
+
+    return read_in_steps(cache, tokens, inputs, steps, look=look)
 
 
 def check_kept(cache: Evicting, past: Tokens, new: Tokens) -> None:
@@ -111,7 +90,7 @@ def stepped(step: int, length: int = LENGTH) -> list[int]:
 def test_steps_equal_one_run(pattern: Pattern, step: int, padded: bool, kind: str) -> None:
     batch = 3 if padded else 2
     tokens = Tokens.padded([LENGTH, LENGTH - 4, 5]) if padded else Tokens.arange(0, LENGTH)
-    inputs = data(batch, LENGTH)
+    inputs = random_inputs(batch)
     want = attention(*inputs, pattern, q_tokens=tokens, k_tokens=tokens)
     got = in_steps(new_cache(pattern, batch, kind), tokens, stepped(step), inputs)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
@@ -121,22 +100,11 @@ def test_steps_equal_one_run(pattern: Pattern, step: int, padded: bool, kind: st
 def test_documents_stay_apart_in_a_cache(kind: str) -> None:
     pattern = Causal() & SameDocument() & (Window(4, 0) | Sinks(2))
     tokens = Tokens.packed([5, 0, 1, 11, 13], length=LENGTH)
+    inputs = random_inputs(2)
+    want = attention(*inputs, pattern, q_tokens=tokens, k_tokens=tokens)
     for step in (1, 3, W):
-        inputs = data(2, LENGTH)
-        want = attention(*inputs, pattern, q_tokens=tokens, k_tokens=tokens)
-        cache = new_cache(pattern, 2, kind)
-        query, key, value = inputs
-        got, start = [], 0
-        for size in stepped(step):
-            cut = slice(start, start + size)
-            new = part(tokens, start, start + size)
-            cache.advance(new)
-            keys, values, seen = cache.append(0, key[:, :, cut], value[:, :, cut])
-            got.append(
-                attention(query[:, :, cut], keys, values, pattern, q_tokens=new, k_tokens=seen)
-            )
-            start += size
-        torch.testing.assert_close(torch.cat(got, 2), want, rtol=0, atol=1e-12)
+        got = read_in_steps(new_cache(pattern, 2, kind), tokens, inputs, stepped(step))
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
 ATOMS = st.one_of(
@@ -166,7 +134,7 @@ RULES = st.recursive(
 def test_any_rule_in_any_steps(rule: Pattern, steps: list[int], short: int, kind: str) -> None:
     pattern, length = Causal() & rule, sum(steps)
     tokens = Tokens.padded([length, max(length - short, 0)])
-    inputs = data(2, length)
+    inputs = random_inputs(2, length)
     want = attention(*inputs, pattern, q_tokens=tokens, k_tokens=tokens)
     got = in_steps(new_cache(pattern, 2, kind), tokens, steps, inputs)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
@@ -184,6 +152,11 @@ def test_any_rule_in_any_steps(rule: Pattern, steps: list[int], short: int, kind
         (Causal() & ~Window(3, 0), None),
         (Causal() & SameDocument(), None),
         (Causal() & Sinks(11), 12),
+        (Causal() & Strided(8), None),
+        (Causal() & Dilated(64, 3, 0), 192 + 1),
+        (Causal() & FixedColumns(64, 1), None),
+        (sliding_window(100) | Causal() & Global([3, 77]), 102),
+        (Causal() & Global(5), 6),
     ],
     ids=str,
 )

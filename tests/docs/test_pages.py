@@ -20,7 +20,8 @@ def test_python_snippets_run(page: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert snippets, "a page without one snippet"
     scope: dict[str, object] = {"__name__": page.stem}
     for snippet in snippets:
-        exec(compile(snippet, str(page), "exec"), scope)  # our own pages, not a user's text
+        # As a user would run it, without this file's __future__. Our own pages, not a user's text.
+        exec(compile(snippet, str(page), "exec", dont_inherit=True), scope)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -8,6 +8,7 @@ from eyeline.caches.base import Cache
 from eyeline.caches.buffers import Layout
 from eyeline.caches.evicting import Evicting
 from eyeline.caches.growing import Growing
+from eyeline.errors import NotSupported
 from eyeline.patterns import EMPTY, Bounds, Pattern
 from eyeline.patterns.bounds import UNBOUNDED
 from eyeline.tokens import Tokens
@@ -32,7 +33,15 @@ def cache_for(
 
     Evicting if the number of keys that can still be looked at stays bounded as the text grows,
     else Growing. value_dim is head_dim if not given.
+
+    Raises NotSupported for a pattern that varies by length: keys are chosen before the length of
+    the text is known.
     """
+    if "length" in pattern.varies_by:
+        raise NotSupported(
+            f"{pattern} differs per length of sequence, and a cache fills before the length is "
+            "known: fix it with pattern.of_length(n), where n is the longest text to be read"
+        )
     layout = Layout(
         layers=layers,
         batch=batch,

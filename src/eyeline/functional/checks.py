@@ -120,6 +120,7 @@ def _tokens(
                 f"{queries} queries but {keys} keys: {pattern} compares positions, and omitted "
                 "queries are the last of the keys; say where they stand with q_tokens and k_tokens"
             )
+        pattern.check_length(keys)
         return default_tokens(queries, keys)
     if k is None:
         raise InvalidArgument(

@@ -5,6 +5,7 @@ from eyeline.patterns.algebra import Not as Not
 from eyeline.patterns.algebra import Or as Or
 from eyeline.patterns.base import Pattern as Pattern
 from eyeline.patterns.base import View as View
+from eyeline.patterns.blocks import Blocks as Blocks
 from eyeline.patterns.bounds import EMPTY as EMPTY
 from eyeline.patterns.bounds import FULL as FULL
 from eyeline.patterns.bounds import PARTIAL as PARTIAL
@@ -17,19 +18,25 @@ from eyeline.patterns.explicit import Explicit as Explicit
 from eyeline.patterns.fixed_columns import FixedColumns as FixedColumns
 from eyeline.patterns.full import Full as Full
 from eyeline.patterns.global_tokens import Global as Global
+from eyeline.patterns.grid import Grid as Grid
+from eyeline.patterns.parser import Parser as _Parser
+from eyeline.patterns.parser import Vocabulary as _Vocabulary
+from eyeline.patterns.per_head import PerHead as PerHead
 from eyeline.patterns.predicate import Predicate as Predicate
+from eyeline.patterns.random_blocks import Random as Random
+from eyeline.patterns.ready import bigbird as bigbird
+from eyeline.patterns.ready import longformer as longformer
 from eyeline.patterns.ready import prefix_lm as prefix_lm
 from eyeline.patterns.ready import sliding_window as sliding_window
+from eyeline.patterns.ready import sparse_transformer as sparse_transformer
 from eyeline.patterns.ready import streaming as streaming
 from eyeline.patterns.sinks import Sinks as Sinks
 from eyeline.patterns.strided import Strided as Strided
-from eyeline.patterns.text import Parser as _Parser
-from eyeline.patterns.text import Vocabulary as _Vocabulary
 from eyeline.patterns.window import Window as Window
 
 ATOMS: tuple[type[Pattern], ...] = (
     Full, Causal, Window, Sinks, SameDocument, Chunks, Strided, Dilated, FixedColumns, Global,
-    Explicit, Predicate,
+    Blocks, Random, Grid, PerHead, Explicit, Predicate,
 )  # fmt: skip
 
 VOCABULARY: _Vocabulary = {
@@ -37,6 +44,9 @@ VOCABULARY: _Vocabulary = {
     "sliding_window": sliding_window,
     "streaming": streaming,
     "prefix_lm": prefix_lm,
+    "longformer": longformer,
+    "bigbird": bigbird,
+    "sparse_transformer": sparse_transformer,
 }
 
 
@@ -45,9 +55,11 @@ def parse(text: str, bound: tuple[Pattern, ...] = ()) -> Pattern:
 
     text: for example ``"causal & (window(left=255, right=0) | sinks(4))"``. ``&`` binds tighter
     than ``|``, ``~`` tightest. The words are those of the atoms and the ready-made patterns;
-    values may stand without their names. bound: the patterns that ``#0``, ``#1``, … stand for.
+    values may stand without their names. A value is a whole number, ``none``, a list, a pattern,
+    or a word (``sparse_transformer(64, kind=fixed)``). bound: the patterns that ``#0``, ``#1``, …
+    stand for.
 
     Raises PatternSyntaxError with the place in the text and the nearest known word, also for
-    texts over 10,000 characters or nested deeper than 50.
+    texts over 10,000 characters, nested deeper than 50, or with a list over 4,096 entries.
     """
     return _Parser(text, VOCABULARY, bound).parse()

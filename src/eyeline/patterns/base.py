@@ -24,8 +24,9 @@ MaskMod = Callable[[Any, Any, Tensor, Tensor], Tensor]
 class View(NamedTuple):
     """Some slots of the queries and of the keys, in the order in which they are best looked at.
 
-    q_slots, k_slots: int64, or None for all slots as they stand. modulus: slots are in groups of
-    equal position % modulus; 1 if they are in no groups.
+    q_slots, k_slots: int64, or None for all slots as they stand. The pattern allows every pair of
+    the view. modulus: above 1, it allows only pairs of equal position % modulus, and of these
+    every one; slots are then grouped by it.
     """
 
     q_slots: Tensor | None

@@ -1,4 +1,4 @@
-"""Blocks of equal size along the diagonal."""
+"""Blocks of equal size along the diagonal, and their neighbours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor
 
 from eyeline.patterns.base import Pattern
-from eyeline.patterns.bounds import Bounds
+from eyeline.patterns.bounds import UNBOUNDED, Bounds
 from eyeline.patterns.numbers import check_whole
 from eyeline.patterns.verdicts import from_tests
 from eyeline.tokens import Points
@@ -17,24 +17,43 @@ from eyeline.tokens import Points
 @final
 @dataclass(frozen=True)
 class Chunks(Pattern):
-    """allows(i, j) = (⌊i / size⌋ = ⌊j / size⌋), by position.
+    """allows(i, j) = (-right <= ⌊i / size⌋ - ⌊j / size⌋ <= left), by position.
 
-    Raises InvalidArgument for a size below 1.
+    left, right: how many chunks before and after the token's own are seen too. None: no limit.
+    ``Chunks(size)`` sees its own chunk only; ``Chunks(size, 1, 1)`` is BigBird's window (Zaheer et
+    al. 2020), ``Causal() & Chunks(size, left=1)`` Transformer-XL's memory at training time (Dai et
+    al. 2019).
+
+    Raises InvalidArgument for a size below 1 or a negative number of chunks.
     """
 
     size: int
+    left: int | None = 0
+    right: int | None = 0
 
     def __post_init__(self) -> None:
         check_whole("chunks size", self.size, least=1)
+        for name, count in (("left", self.left), ("right", self.right)):
+            if count is not None:
+                check_whole(f"chunks {name}", count, least=0)
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        left = self.left if self.left is not None else UNBOUNDED
+        return left, self.right if self.right is not None else UNBOUNDED
 
     def allows(self, q: Points, k: Points) -> Tensor:
-        return q.position // self.size == k.position // self.size
+        left, right = self._limits
+        distance = q.position // self.size - k.position // self.size
+        return (distance <= left) & (distance >= -right)
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
-        q_first, q_last = q.min // self.size, q.max // self.size
-        k_first, k_last = k.min // self.size, k.max // self.size
-        overlap = (q_first <= k_last) & (k_first <= q_last)
-        return from_tests(full=overlap & (q_first == q_last) & (k_first == k_last), some=overlap)
+        left, right = self._limits
+        least = q.min // self.size - k.max // self.size
+        most = q.max // self.size - k.min // self.size
+        return from_tests(
+            full=(most <= left) & (least >= -right), some=(least <= left) & (most >= -right)
+        )
 
     def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...]:
         return (q.min // self.size - k.min // self.size, q.min % self.size, k.min % self.size)

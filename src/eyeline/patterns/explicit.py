@@ -136,13 +136,12 @@ class Explicit(Pattern):
         return filled.to(device), complete.to(device)
 
     def mask_mod(self) -> MaskMod:
-        if self.mask.dim() == 2:
-            return super().mask_mod()
-        batches, heads = self.mask.shape[:2]
-        mask, shift = self.mask, self._shift if self.mask.shape[2] > 1 else 0
+        mask = self.mask if self.mask.dim() == 4 else self.mask[None, None]
+        batches, heads, rows, _ = mask.shape
+        shift = self._shift if rows > 1 else 0
 
         def mask_mod(b: Any, h: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            row = q_idx - shift if mask.shape[2] > 1 else torch.zeros_like(q_idx)
+            row = q_idx - shift if rows > 1 else torch.zeros_like(q_idx)
             return mask[b if batches > 1 else 0, h if heads > 1 else 0, row, kv_idx]
 
         return mask_mod

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import final
 
 import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns.base import Pattern, View
+from eyeline.patterns.base import MaskMod, Pattern, View
 from eyeline.patterns.bounds import Bounds
 from eyeline.patterns.numbers import check_whole
 from eyeline.patterns.verdicts import from_tests
@@ -33,7 +33,7 @@ class Global(Pattern):
     tokens: int | Sequence[int]
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, (Sequence, range)) and not isinstance(self.tokens, str):
+        if isinstance(self.tokens, Sequence):
             for position in self.tokens:
                 check_whole("global position", position, least=0)
             object.__setattr__(self, "tokens", tuple(sorted(set(self.tokens))))
@@ -67,6 +67,16 @@ class Global(Pattern):
                 f"at 0 to {length - 1}"
             )
 
+    def mask_mod(self) -> MaskMod:
+        """As for every pattern, by comparing alone: a kernel can be made of it."""
+        spans = [(0, self.tokens - 1)] if isinstance(self.tokens, int) else _spans(self.tokens)
+
+        def holds(index: Tensor) -> Tensor:
+            inside = ((index >= first) & (index <= last) for first, last in spans)
+            return reduce(torch.logical_or, inside, index != index)
+
+        return lambda b, h, q_idx, kv_idx: holds(q_idx) | holds(kv_idx)
+
     def _holds(self, position: Tensor) -> Tensor:
         return self._before(position + 1) > self._before(position)
 
@@ -81,6 +91,17 @@ class Global(Pattern):
             return position.clamp(min=0, max=self.tokens)
         members = _sorted(tuple(self.tokens)).to(position.device)
         return torch.searchsorted(members, position.contiguous())
+
+
+def _spans(members: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each stretch of consecutive numbers; members are in order."""
+    spans: list[tuple[int, int]] = []
+    for member in members:
+        if spans and member == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], member)
+        else:
+            spans.append((member, member))
+    return spans
 
 
 @lru_cache(maxsize=64)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import final
 
+import torch
 from torch import Tensor
 
 from eyeline.patterns.base import Pattern
@@ -40,9 +42,11 @@ class Window(Pattern):
         return left, self.right if self.right is not None else UNBOUNDED
 
     def allows(self, q: Points, k: Points) -> Tensor:
-        left, right = self._limits
         distance = q.position - k.position
-        return (distance <= left) & (distance >= -right)
+        # A side without a limit is not asked: its number is too large for int32 positions.
+        allowed = [] if self.left is None else [distance <= self.left]
+        allowed += [] if self.right is None else [k.position - q.position <= self.right]
+        return reduce(torch.logical_and, allowed or [distance == distance])
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         left, right = self._limits

@@ -34,10 +34,10 @@ class Level:
 
     @property
     def bounds(self) -> Bounds:
-        known = Bounds(*self.table[:, :4].unbind(1))
+        low, high, first, last = self.table[:, :4].unbind(1)
         if self.modulus == 1:
-            return known
-        return Bounds(*known[:4], *self.table[:, 6:].unbind(1), self.modulus)
+            return Bounds(low, high, first, last)
+        return Bounds(low, high, first, last, self.table[:, 6], self.table[:, 7], self.modulus)
 
     @property
     def somebody(self) -> Tensor:

@@ -93,8 +93,18 @@ def _all_needed(pattern: Pattern, position: int) -> bool:
     return bool(pattern.needed(Tokens.arange(0, position), position + 1).all())
 
 
-def read_in_steps(cache: Cache, tokens: Tokens, inputs: Inputs, sizes: list[int]) -> Tensor:
-    """The attention of each step over what the cache returns, all steps together."""
+def read_in_steps(
+    cache: Cache,
+    tokens: Tokens,
+    inputs: Inputs,
+    sizes: list[int],
+    *,
+    look: Callable[[Tokens, Tokens], None] = lambda past, new: None,
+) -> Tensor:
+    """The attention of each step over what the cache returns, all steps together.
+
+    look: called after each step with all tokens so far and the step's own.
+    """
     outputs, start = [], 0
     for size in sizes:
         new = _cut(tokens, start, start + size)
@@ -106,14 +116,15 @@ def read_in_steps(cache: Cache, tokens: Tokens, inputs: Inputs, sizes: list[int]
         found = attention(query, keys, values, cache.pattern, q_tokens=new, k_tokens=seen)
         outputs.append(found)
         start += size
+        look(_cut(tokens, 0, start), new)
     return torch.cat(outputs, 2)
 
 
-def random_inputs(batch: int) -> Inputs:
-    """query, key and value of LENGTH slots, float64, always the same."""
+def random_inputs(batch: int, length: int = LENGTH) -> Inputs:
+    """query, key and value, float64, always the same."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn(batch, heads, LENGTH, width, dtype=torch.float64, generator=generator)
+        torch.randn(batch, heads, length, width, dtype=torch.float64, generator=generator)
         for heads, width in ((HEADS, WIDTH), (KEY_HEADS, WIDTH), (KEY_HEADS, VALUE_WIDTH))
     )
     return query, key, value

@@ -11,17 +11,28 @@ from torch import Tensor
 
 from eyeline.kernels.request import Request
 from eyeline.patterns import (
+    Blocks,
     Causal,
     Chunks,
+    Dilated,
     Explicit,
+    FixedColumns,
     Full,
+    Global,
+    Grid,
     Pattern,
+    PerHead,
     Predicate,
+    Random,
     SameDocument,
     Sinks,
+    Strided,
     Window,
+    bigbird,
+    longformer,
     prefix_lm,
     sliding_window,
+    sparse_transformer,
     streaming,
 )  # fmt: skip
 from eyeline.tokens import Tokens, default_tokens
@@ -74,6 +85,8 @@ def cases() -> Iterator[Case]:
         for length in (1, 2, 67, 131):
             yield Case(f"{name}, L=S={length}", pattern, length, length)
         yield Case(f"{name}, L=5 S=131", pattern, 5, 131)
+    yield from _sparse()
+    yield from _varying()
     yield from _lengths()
     yield from _heads()
     yield from _tokens()
@@ -90,6 +103,46 @@ def _patterns() -> Iterator[tuple[str, Pattern]]:
     yield "prefix_lm", prefix_lm(11)
     yield "chunks", Chunks(23)
     yield "mixed", (Causal() | Sinks(2)) & ~Chunks(7) | Window(0, 0)
+
+
+def _sparse() -> Iterator[Case]:
+    """The fixed patterns of the literature, with a ragged end and with fewer queries than keys."""
+    layout = [[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]
+    for name, pattern in (
+        ("strided", Strided(7)),
+        ("causal & strided", Causal() & Strided(13)),
+        ("dilated", Dilated(5, left=6, right=2)),
+        ("fixed columns", FixedColumns(11, 3)),
+        ("global", Global(3)),
+        ("global positions", Global([0, 17, 18, 66])),
+        ("chunks and neighbours", Chunks(19, left=1, right=2)),
+        ("blocks, one row empty", Blocks(layout, 37)),
+        ("grid", Grid(10, 13, 2)),
+        ("random blocks", Random(2, 16, head=0, length=131)),
+        ("longformer", longformer(9, [0, 30])),
+        ("strided transformer", sparse_transformer(11)),
+        ("fixed transformer", sparse_transformer(17, kind="fixed", width=2)),
+        ("strided without a window", Strided(7) & ~Window(9, 9) | Global([5])),
+    ):
+        for queries, keys in ((131, 131), (5, 131)):
+            yield Case(f"{name}, L={queries} S={keys}", pattern, queries, keys)
+
+
+def _varying() -> Iterator[Case]:
+    """Heads and rows that follow patterns of their own."""
+    members = [Causal(), Sinks(0), Strided(5) | Global(1), Chunks(16, 1, 1)]
+    padded = Tokens.padded([131, 53], side="left")
+    packed = Tokens.packed([40, 0, 91])
+    for name, pattern in (
+        ("per head, one empty", PerHead(members)),
+        ("per head & same_document", PerHead(members) & SameDocument() | Window(0, 0)),
+        ("random per head and length", Random(2, 16, seed=1)),
+        ("bigbird", bigbird(16, 2, 1)),
+        ("causal & random of a length", Causal() & Random(3, 10, length=131)),
+    ):
+        yield Case(f"{name}, L=S=131", pattern, 131, 131)
+        yield Case(f"{name}, left pads", pattern, 131, 131, tokens=(padded, padded))
+        yield Case(f"{name}, packed", pattern, 131, 131, tokens=(packed, packed), key_heads=1)
 
 
 def _lengths() -> Iterator[Case]:

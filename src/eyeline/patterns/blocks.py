@@ -1,0 +1,146 @@
+"""Square blocks of pairs, chosen by a small table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import InvalidArgument
+from eyeline.patterns.base import Pattern
+from eyeline.patterns.block_ranges import block_signature, block_verdict, blocks_of
+from eyeline.patterns.bounds import Bounds
+from eyeline.patterns.numbers import check_whole
+from eyeline.tokens import Points
+
+# A layout of up to this many blocks is a value; a larger one is told apart by identity.
+MOST_CELLS = 256
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Blocks(Pattern):
+    """allows(i, j) = layout[⌊i / size⌋, ⌊j / size⌋], by position; False beside the layout.
+
+    layout: bool (R, C), as a tensor or as lists of rows, one entry for each block of ``size``
+    queries and ``size`` keys. It is copied. A layout of at most 256 blocks is a value with the
+    text ``blocks([[1, 0], [1, 1]], size=64)``; a larger one makes a bound pattern, which hashes by
+    identity and prints as ``blocks(#0)``.
+
+    Raises InvalidArgument for another dtype or rank, for a size below 1, and, where tokens are
+    omitted in the call, unless R = C = ⌈length / size⌉. Child et al. 2019; Gray et al. 2017.
+    """
+
+    layout: Tensor
+    size: int
+
+    def __init__(self, layout: Tensor | Sequence[Sequence[int | bool]], size: int) -> None:
+        check_whole("blocks size", size, least=1)
+        object.__setattr__(self, "layout", _table(layout))
+        object.__setattr__(self, "size", size)
+
+    @property
+    def bound(self) -> tuple[Pattern, ...]:
+        return () if self._cells is not None else (self,)
+
+    @cached_property
+    def _cells(self) -> tuple[tuple[int, ...], ...] | None:
+        """The layout as a value, if it is small."""
+        if self.layout.numel() > MOST_CELLS:
+            return None
+        return tuple(tuple(row) for row in self.layout.long().tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Blocks) or self._cells is None:
+            return self is other
+        return (self._cells, self.size) == (other._cells, other.size)
+
+    def __hash__(self) -> int:
+        return id(self) if self._cells is None else hash((self._cells, self.size))
+
+    def arguments(self) -> dict[str, Any]:
+        return {} if self._cells is None else {"layout": self._cells, "size": self.size}
+
+    def allows(self, q: Points, k: Points) -> Tensor:
+        return self._entry(q.position // self.size, k.position // self.size)
+
+    def _entry(self, row: Tensor, column: Tensor) -> Tensor:
+        rows, columns = self.layout.shape
+        inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+        chosen = self.layout.to(row.device)[row.clamp(0, rows - 1), column.clamp(0, columns - 1)]
+        return chosen & inside
+
+    def verdict(self, q: Bounds, k: Bounds) -> Tensor:
+        rows, columns = self.layout.shape
+        sums = self._sums.to(q.min.device)
+
+        def count(r0: Tensor, r1: Tensor, c0: Tensor, c1: Tensor) -> Tensor:
+            return sums[r1, c1] - sums[r0, c1] - sums[r1, c0] + sums[r0, c0]
+
+        return block_verdict(q, k, size=self.size, shape=(rows, columns), count=count)
+
+    @cached_property
+    def _sums(self) -> Tensor:
+        """sums[r, c] = how many blocks are chosen in the first r rows and c columns."""
+        sums = self.layout.cumsum(0, dtype=torch.int64).cumsum(1)
+        return torch.nn.functional.pad(sums, (1, 0, 1, 0))
+
+    def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...]:
+        return block_signature(q, k, size=self.size, bits=self._bits)
+
+    def _bits(self, row: Tensor, first: Tensor, columns: Tensor) -> Tensor:
+        word = torch.zeros_like(row + first)
+        for n in range(int(columns.max()) if columns.numel() else 0):
+            word |= (self._entry(row, first + n) & (n < columns)).long() << n
+        return word
+
+    def check_length(self, length: int) -> None:
+        wanted = blocks_of(length, self.size)
+        if tuple(self.layout.shape) != (wanted, wanted):
+            raise InvalidArgument(
+                f"the layout is {tuple(self.layout.shape)} blocks of {self.size}; a sequence of "
+                f"{length} tokens needs {(wanted, wanted)}; for other queries or keys say where "
+                "they stand with q_tokens and k_tokens"
+            )
+
+
+def _table(layout: Tensor | Sequence[Sequence[int | bool]]) -> Tensor:
+    """The layout as a bool tensor of our own on the CPU."""
+    if isinstance(layout, Tensor):
+        if layout.dtype != torch.bool:
+            raise InvalidArgument(
+                f"blocks layout is {layout.dtype}: it is bool, True = may look; write layout != 0"
+            )
+        table = layout.detach().to("cpu", copy=True).contiguous()
+    else:
+        table = torch.tensor(_rows(layout), dtype=torch.bool, device="cpu")
+    if table.dim() != 2 or not table.numel():
+        raise InvalidArgument(
+            f"blocks layout {tuple(table.shape)}: its shape is (R, C), at least one block; where "
+            "heads differ, write PerHead([Blocks(…), …])"
+        )
+    return table
+
+
+def _rows(layout: object) -> list[list[bool]]:
+    if not isinstance(layout, Sequence) or isinstance(layout, str):
+        raise InvalidArgument(
+            f"blocks layout is a {type(layout).__name__}: give a bool tensor or lists of rows"
+        )
+    rows: list[list[bool]] = []
+    for row in layout:
+        if not isinstance(row, Sequence) or isinstance(row, str):
+            raise InvalidArgument(f"blocks layout has the row {row!r}: a row is a list of 0 and 1")
+        for cell in row:
+            if not isinstance(cell, int) or cell not in (0, 1):
+                raise InvalidArgument(f"blocks layout has the entry {cell!r}: it holds 0 and 1")
+        if rows and len(row) != len(rows[0]):
+            raise InvalidArgument(
+                f"blocks layout has rows of {len(rows[0])} and {len(row)} blocks: all are as long"
+            )
+        rows.append([bool(cell) for cell in row])
+    return rows
