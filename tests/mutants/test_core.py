@@ -31,7 +31,8 @@ from eyeline.patterns import (
 from eyeline.patterns.verdicts import from_tests
 from eyeline.planning import Gathered, Run, Slab, plan
 from eyeline.planning.parts import Reordered
-from eyeline.planning.planner import Plan, planned
+from eyeline.planning.planner import planned
+from eyeline.planning.plans import Plan
 from eyeline.testing import check_kernel, check_pattern
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.kernel import PROPERTIES

@@ -20,7 +20,7 @@ from eyeline.patterns import (
     Window,
 )  # fmt: skip
 from eyeline.patterns.verdicts import from_tests
-from eyeline.planning import orders, palette, peeling, planner, rectangles
+from eyeline.planning import orders, palette, peeling, plans, rectangles
 from eyeline.planning.orders import Order
 from eyeline.planning.planner import planned
 from eyeline.planning.pyramid import pyramid
@@ -34,8 +34,8 @@ LISTED = Window(3, 3) | Global([5, 40, 66])
 @pytest.fixture(autouse=True)
 def orders_cost_nothing(monkeypatch: Patch) -> Iterator[None]:
     """Short sequences are taken apart too; what a mutant made is forgotten."""
-    monkeypatch.setattr(planner, "_CALL", 0)
-    monkeypatch.setattr(planner, "_PLACE", 0)
+    monkeypatch.setattr(plans, "_CALL", 0)
+    monkeypatch.setattr(plans, "_PLACE", 0)
     _forget()
     yield
     _forget()

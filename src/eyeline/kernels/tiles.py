@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from eyeline.kernels.execute import Inputs, Known, backward, forward
 from eyeline.kernels.request import Request
-from eyeline.planning.planner import Plan, planned
+from eyeline.planning.planner import planned
+from eyeline.planning.plans import Plan
 
 NAME = "tiles"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from eyeline.planning.orders import Order
 
 if TYPE_CHECKING:
-    from eyeline.planning.planner import Plan
+    from eyeline.planning.plans import Plan
 
 
 @final
