@@ -60,6 +60,7 @@ def run(settings: Settings) -> None:
 
 
 def _attend(report: Report, name: str, pattern: Pattern, mask_mod: Any, length: int) -> None:
+    torch.compiler.reset()  # kernels for this pattern and length only, on both sides
     torch.manual_seed(0)
     shape = (BATCH, HEADS, length, DIM)
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]

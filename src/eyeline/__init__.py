@@ -41,8 +41,13 @@ if TYPE_CHECKING:
     from eyeline.patterns import sliding_window as sliding_window
     from eyeline.patterns import sparse_transformer as sparse_transformer
     from eyeline.patterns import streaming as streaming
+    from eyeline.planning import Cost as Cost
+    from eyeline.planning import block_mask as block_mask
+    from eyeline.planning import cost as cost
     from eyeline.planning import dense_mask as dense_mask
+    from eyeline.planning import max_path_length as max_path_length
     from eyeline.planning import pairs as pairs
+    from eyeline.planning import picture as picture
     from eyeline.planning import plan as plan
     from eyeline.tokens import Tokens as Tokens
 
@@ -58,7 +63,9 @@ _CONTENTS = {
         "Window", "bigbird", "longformer", "parse", "prefix_lm", "sliding_window",
         "sparse_transformer", "streaming",
     ),
-    "planning": ("dense_mask", "pairs", "plan"),
+    "planning": (
+        "Cost", "block_mask", "cost", "dense_mask", "max_path_length", "pairs", "picture", "plan",
+    ),
     "tokens": ("Tokens",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _CONTENTS.items() for name in names}

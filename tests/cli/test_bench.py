@@ -8,6 +8,7 @@ import pytest
 
 from cli.conftest import Command
 from eyeline.cli.bench_table import crossing
+from eyeline.kernels import KERNELS
 from eyeline.measuring import Case, Shape, Sweep
 
 SMALL = ("--heads", 2, "--dim", 5, "--length", 67, "--length", 521, "--rounds", 1)
@@ -37,6 +38,17 @@ def test_the_table_and_its_refusals(eyeline: Command) -> None:
     assert found.status == 0 and found.err == ""
     assert "torch SDPA, causal" in found.out and "refused" in found.out
     assert "dense mask" in found.out and "sliding_window(7) by sdpa" in found.out
+
+
+def test_every_kind_of_pattern_and_every_kernel(eyeline: Command) -> None:
+    """Patterns that differ per head and length; and the help names all kernels."""
+    texts = ("bigbird(4, 2, 1)", "per_head([causal, full])", "sparse_transformer(8)")
+    patterns = [word for text in texts for word in ("--pattern", text)]
+    found = eyeline("bench", *SMALL, *patterns, "--backend", "tiles", "--no-memory", "--json")
+    assert found.status == 0, found.err
+    assert [case["label"] for case in found.json["cases"]] == list(texts)
+    shown = " ".join(eyeline("bench", "--help").out.split())
+    assert f"auto, {', '.join(kernel.NAME for kernel in KERNELS)}." in shown
 
 
 def test_the_figure_with_memory(eyeline: Command, tmp_path: Path) -> None:

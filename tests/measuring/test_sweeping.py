@@ -10,7 +10,7 @@ from eyeline.measuring import Shape, sweep
 from eyeline.measuring.memory import peak_resident
 from eyeline.measuring.peaks import peak_alone, peak_of
 from eyeline.measuring.shapes import sdpa_causal, through
-from eyeline.patterns import Causal, sliding_window
+from eyeline.patterns import Causal, Global, PerHead, sliding_window
 
 SMALL = Shape(heads=6, dim=5, kv_heads=3, dtype=torch.float64, backward=True)
 
@@ -49,6 +49,19 @@ def test_a_backend_that_refuses_is_not_replaced() -> None:
     assert served.kernel == "sdpa" and served.seconds is not None
     assert refused.seconds is None and refused.speedup is None
     assert refused.refusal is not None and "dense mask" in refused.refusal
+
+
+def test_heads_that_differ_are_counted_by_their_mean() -> None:
+    pattern = PerHead([Causal(), sliding_window(7)])
+    found = sweep(Shape(2, 5), [67], {"both": pattern}, rounds=1, memory=False)
+    assert found.cases[0].points[0].pairs == (67 * 34 + 21 + 7 * 61) // 2
+
+
+def test_a_pattern_that_does_not_fit_is_refused_before_the_work() -> None:
+    fits = sweep(Shape(2, 5), [67], {"global": Global([66])}, rounds=1, memory=False)
+    assert fits.cases[0].points[0].pairs == 2 * 67 - 1
+    with pytest.raises(InvalidArgument, match="66 lies outside"):
+        sweep(Shape(2, 5), [131, 61], {"global": Global([66])}, rounds=1, memory=False)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ def test_the_same_shape_is_not_compiled_twice() -> None:
 
 
 def test_two_graphs_serve_all_lengths() -> None:
+    torch.compiler.reset()
     compiled = torch.compile(flex_attention, fullgraph=True)
     before = counters["stats"]["unique_graphs"]
     for length in (389, 300, 257, 700, 1030):
@@ -127,6 +128,7 @@ def test_two_graphs_serve_all_lengths() -> None:
 
 
 def test_their_own_block_mask_gives_the_same_bits() -> None:
+    torch.compiler.reset()
     compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
     q, k, v = (x[:, :2] for x in tensors(LENGTH, LENGTH))
     theirs = create_block_mask(

@@ -357,7 +357,7 @@ def test_transformers_bigbird_is_written_as_its_docstring_says() -> None:
         (lambda: FixedColumns(4, 5), "width=5 is more than its stride=4"),
         (lambda: Global(-1), "tokens=-1"),
         (lambda: Global([3, -1]), "position=-1"),
-        (lambda: Global("01"), "tokens='01'"),  # type: ignore[arg-type]
+        (lambda: Global("01"), "position='0'"),  # type: ignore[arg-type]
         (lambda: Grid(0, 4, 1), "height=0"),
         (lambda: Grid(4, 0, 1), "width=0"),
         (lambda: Grid(4, 4, -1), "radius=-1"),

@@ -10,6 +10,7 @@ from eyeline.cli.bench import bench
 from eyeline.cli.compare import compare
 from eyeline.cli.generate import generate
 from eyeline.cli.models import models
+from eyeline.cli.plan import plan
 
 EXAMPLES = """Examples:
 
@@ -17,6 +18,7 @@ EXAMPLES = """Examples:
   eyeline generate "Attention is the ability to"
   eyeline generate "Name three rivers." --chat --pattern "streaming(512, 4)"
   eyeline compare --pattern "sliding_window(256)" --plot compare.png
+  eyeline plan "longformer(128, 16)" --length 1000000
   eyeline bench --heads 12 --dim 64 --backward
   eyeline models
 """
@@ -31,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=SETTINGS,
 )
-for verb in (generate, compare, bench, models):
+for verb in (generate, compare, bench, plan, models):
     app.command(context_settings=SETTINGS)(verb)
 
 

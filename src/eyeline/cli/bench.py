@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eyeline.cli.options import Json, Plot, check_plot
+from eyeline.cli.options import AttentionDtype, Json, Plot, check_plot
 
 if TYPE_CHECKING:
     from eyeline.measuring import Shape, Sweep
@@ -16,15 +15,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PATTERNS = ("sliding_window(256)", "streaming(256, 4)", "streaming(1024, 4)")
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192)
-
-
-class BenchDtype(str, Enum):
-    """Types that attention computes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float64 = "float64"
 
 
 def bench(
@@ -36,7 +26,9 @@ def bench(
     kv_heads: Annotated[
         int | None, typer.Option(min=1, help="Key heads, if they are fewer (grouped heads).")
     ] = None,
-    dtype: Annotated[BenchDtype, typer.Option(help="The type computed in.")] = BenchDtype.float32,
+    dtype: Annotated[
+        AttentionDtype, typer.Option(help="The type computed in.")
+    ] = AttentionDtype.float32,
     backward: Annotated[
         bool, typer.Option("--backward", help="Time the backward pass with the forward pass.")
     ] = False,
@@ -45,7 +37,9 @@ def bench(
     ] = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option("--backend", help="auto, tiles, sdpa, reference. May be repeated."),
+        typer.Option(
+            "--backend", help="auto, decode, sdpa, tiles, flex, reference. May be repeated."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each; medians are shown.")] = 5,
     memory: Annotated[bool, typer.Option(help="Measure peak memory at the longest length.")] = True,
@@ -96,7 +90,7 @@ def _patterns(texts: tuple[str, ...] | list[str]) -> dict[str, Pattern]:
 
 
 def _shape(
-    heads: int, *, dim: int, kv_heads: int | None, dtype: BenchDtype, backward: bool
+    heads: int, *, dim: int, kv_heads: int | None, dtype: AttentionDtype, backward: bool
 ) -> Shape:
     import torch
 

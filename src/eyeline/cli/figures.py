@@ -52,10 +52,10 @@ def heading(figure: Figure, title: str, below: str) -> None:
     figure.text(left, 1 - 0.54 / height, below, fontsize=9.5, color=QUIET, va="top")
 
 
-def store(figure: Figure, path: Path) -> None:
+def store(figure: Figure, path: Path, *, option: str = "--plot") -> None:
     """Writes the figure in the form its name asks for, the same bytes for the same numbers."""
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     try:
         figure.savefig(path, dpi=200, facecolor=PAPER, metadata=undated.get(path.suffix.lower()))
     except OSError as error:
-        raise InvalidArgument(f"--plot {path}: {error.strerror}") from None
+        raise InvalidArgument(f"{option} {path}: {error.strerror}") from None

@@ -33,6 +33,15 @@ class ModelDtype(str, Enum):
     bfloat16 = "bfloat16"
 
 
+class AttentionDtype(str, Enum):
+    """Types that attention computes in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float64 = "float64"
+
+
 def torch_dtype(choice: ModelDtype) -> torch.dtype | Literal["auto"]:
     """The type to load a model in."""
     if choice is ModelDtype.auto:
@@ -43,15 +52,17 @@ def torch_dtype(choice: ModelDtype) -> torch.dtype | Literal["auto"]:
     return dtype
 
 
-def check_plot(path: Path | None) -> None:
+def check_plot(path: Path | None, *, option: str = "--plot") -> None:
     """Finds out before the work, not after it, that a figure cannot be drawn or stored."""
     if path is None:
         return
     if path.suffix.lower() not in _FIGURES:
-        raise InvalidArgument(f"--plot {path}: a name that ends in {', '.join(_FIGURES)}")
+        raise InvalidArgument(f"{option} {path}: a name that ends in {', '.join(_FIGURES)}")
     if not path.absolute().parent.is_dir():
-        raise InvalidArgument(f"--plot {path}: there is no folder {path.absolute().parent}")
+        raise InvalidArgument(f"{option} {path}: there is no folder {path.absolute().parent}")
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise NotSupported("--plot needs matplotlib; install it with: pip install 'eyeline[app]'")
+        raise NotSupported(
+            f"{option} needs matplotlib; install it with: pip install 'eyeline[app]'"
+        )

@@ -72,6 +72,17 @@ def percent(share: float, *, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}.{digits}f} %"
 
 
+def share(part: int, whole: int) -> str:
+    """``percent`` with two digits left, however small: 0.026 %."""
+    value = part / whole if whole else 0.0
+    return percent(value) if value >= 0.001 or not value else f"{100 * value:.2g} %"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number with its noun: 1 query, 1,024 queries."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def environment() -> dict[str, Any]:
     """What the numbers depend on beside the command."""
     import torch

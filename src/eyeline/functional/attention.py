@@ -130,5 +130,5 @@ def explain(
     with torch.no_grad():
         answers = reasons(request)
         if answers[tiles.NAME] == "chosen":
-            answers["plan"] = str(tiles.first_plan(request))
+            answers["plan"] = tiles.first_plan(request).summary
         return answers

@@ -46,13 +46,18 @@ class Known(NamedTuple):
     grad_lse: Tensor | None
 
 
-def forward(plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor, scale: float) -> None:
-    """Take every part's result into out (H, L, Ev) and lse (H, L), which begin as 0 and -inf."""
-    touched = bytearray(out.shape[1])
+def forward(
+    plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor, scale: float, *, first: bool = True
+) -> None:
+    """Take every part's result into out (H, L, Ev) and lse (H, L).
+
+    first: whether they hold no result yet, but 0 and -inf.
+    """
+    touched = bytearray(out.shape[1]) if first else bytearray(b"\1" * out.shape[1])
     for part in plan.parts:
         if isinstance(part, Reordered):
-            first = touched.find(1) < 0
-            _forward_reordered(part, inputs, out, lse, scale, first=first)
+            fresh = touched.find(1) < 0
+            _forward_reordered(part, inputs, out, lse, scale, first=fresh)
             touched[:] = b"\1" * len(touched)
         else:
             _forward_block(plan, part, inputs, out, lse, scale, touched)

@@ -1,7 +1,7 @@
-"""torch's FlexAttention, compiled once and given the blocks of the pattern: the form for a GPU.
+"""torch's FlexAttention, compiled and given the blocks of the pattern: the form for a GPU.
 
-On the CPU torch has its forward pass only. It is compiled when it is first used, which takes
-seconds there; ``auto`` therefore does not come to it.
+On the CPU torch has its forward pass only, and compiling it takes ten seconds: ``auto`` does not
+come to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import os
 import shutil
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,7 +27,7 @@ NAME = "flex"
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NARROWEST = 16
-# Each kind of pattern is compiled on its own. Beyond this many, torch raises.
+# This many compiled kernels are kept; torch raises when one more is asked for.
 _MOST_COMPILED = 64
 
 
@@ -48,6 +48,9 @@ def _refusal_on_cpu(request: Request) -> str | None:
         return "on the CPU it does not return the log-sum-exp"
     if any(x.requires_grad for x in (request.query, request.key, request.value)):
         return "on the CPU it has no backward pass: detach the inputs"
+    if request.query.shape[2] == 1:
+        # torch 2.13 reads past a buffer where that one sees nobody.
+        return "on the CPU it needs more than one query"
     if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX"):
         return "on the CPU it needs AVX2"
     return _compiler_refusal()
@@ -72,30 +75,34 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     """output (B, H, L, Ev) and, if it was asked for, lse (B, H, L); on a GPU, first derivatives."""
     from torch.nn.attention.flex_attention import AuxRequest
 
-    mask = _mask_of(request)
-    # A pattern's numbers stay constants of the kernel. Made symbols, torch's lowering fails.
-    with torch._dynamo.config.patch(specialize_int=True):
-        result = compiled()(
-            request.query, request.key, request.value,
-            block_mask=mask,
-            scale=request.scale,
-            enable_gqa=request.groups > 1,
-            return_aux=AuxRequest(lse=True) if request.wants_lse else None,
-        )  # fmt: skip
+    result = compiled(request.query.device.type)(
+        request.query, request.key, request.value,
+        block_mask=_mask_of(request),
+        scale=request.scale,
+        enable_gqa=request.groups > 1,
+        return_aux=AuxRequest(lse=True) if request.wants_lse else None,
+    )  # fmt: skip
     return (result[0], result[1].lse) if request.wants_lse else (result, None)
 
 
-@lru_cache(maxsize=1)
-def compiled() -> Callable[..., Any]:
-    """flex_attention, compiled: once for a length, and once more for all others.
+@cache
+def compiled(device: str) -> Callable[..., Any]:
+    """flex_attention, compiled for each kind of pattern and shape of heads.
 
-    A whole graph, so that torch raises where it would otherwise turn to the dense form silently.
+    On a GPU once for a length and once more for all others; on the CPU for each length, since
+    torch 2.13 writes C++ that does not compile where a mask reads a number or a tensor whose size
+    is a symbol. A whole graph, so that torch raises where it would otherwise turn to the dense
+    form silently: after as many kernels as it keeps.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
+    options: dict[str, Any] = {"fullgraph": True, "dynamic": False if device == "cpu" else None}
+    # A budget of our own: kernels that a user compiles of the same function do not count.
+    own = {"recompile_limit": _MOST_COMPILED, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters
-    limit = {"recompile_limit": _MOST_COMPILED} if "recompile_limit" in known else {}
-    return torch.compile(flex_attention, fullgraph=True, **limit)  # type: ignore[call-overload,no-any-return]
+    options |= {name: value for name, value in own.items() if name in known}
+    made: Callable[..., Any] = torch.compile(flex_attention, **options)
+    return made
 
 
 def _mask_of(request: Request) -> Any:

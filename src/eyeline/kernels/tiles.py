@@ -16,8 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from eyeline.kernels.execute import Inputs, Known, backward, forward
 from eyeline.kernels.request import Request
+from eyeline.planning.peeling import common
 from eyeline.planning.planner import planned
 from eyeline.planning.plans import Plan
+from eyeline.tokens import Tokens
 
 NAME = "tiles"
 
@@ -43,28 +45,44 @@ def first_plan(request: Request) -> Plan:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One batch row and some neighbouring heads that share a plan."""
+    """One batch row and some neighbouring heads that share a plan.
+
+    first: whether no sheet before this one is about the same row and heads.
+    """
 
     row: int
     heads: slice
     key_heads: slice
     plan: Plan
+    first: bool = True
 
 
 def _sheets(request: Request) -> Iterator[Sheet]:
-    batch, heads = request.query.shape[:2]
-    pattern, groups = request.pattern, request.groups
-    q, k = request.q_tokens.host, request.k_tokens.host
-    for row in range(batch):
+    pattern, q, k = request.pattern, request.q_tokens.host, request.k_tokens.host
+    heads = slice(0, request.query.shape[1])
+    for row in range(request.query.shape[0]):
         tokens = q.row(row), k.row(row)
-        if "head" not in pattern.varies_by:
-            plan = planned(pattern.at(row, 0), *tokens)
-            yield Sheet(row, slice(0, heads), slice(0, heads // groups), plan)
-            continue
-        for head in range(heads):
-            plan = planned(pattern.at(row, head), *tokens)
-            own = slice(head // groups, head // groups + 1)
-            yield Sheet(row, slice(head, head + 1), own, plan)
+        if "head" in pattern.varies_by:
+            yield from _head_by_head(request, row, tokens)
+        else:
+            yield _sheet(request, row, heads, planned(pattern.at(row, 0), *tokens))
+
+
+def _head_by_head(request: Request, row: int, tokens: tuple[Tokens, Tokens]) -> Iterator[Sheet]:
+    """What all heads look at is computed for all at once, the rest for each."""
+    heads, shared = request.query.shape[1], common(request.pattern)
+    alone = isinstance(shared, bool)
+    if not isinstance(shared, bool):
+        yield _sheet(request, row, slice(0, heads), planned(shared.at(row, 0), *tokens))
+    for head in range(heads):
+        own = request.pattern.at(row, head)
+        rule = own if isinstance(shared, bool) else own & ~shared.at(row, head)
+        yield _sheet(request, row, slice(head, head + 1), planned(rule, *tokens), first=alone)
+
+
+def _sheet(request: Request, row: int, heads: slice, plan: Plan, *, first: bool = True) -> Sheet:
+    groups = request.groups
+    return Sheet(row, heads, slice(heads.start // groups, -(-heads.stop // groups)), plan, first)
 
 
 class _Tiles(torch.autograd.Function):
@@ -86,7 +104,7 @@ class _Tiles(torch.autograd.Function):
         for sheet in sheets:
             of, keys = (sheet.row, sheet.heads), (sheet.row, sheet.key_heads)
             inputs = Inputs(query[of], key[keys], value[keys])
-            forward(sheet.plan, inputs, out[of], lse[of], scale)
+            forward(sheet.plan, inputs, out[of], lse[of], scale, first=sheet.first)
         out = out.to(value.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.scale, ctx.sheets = scale, sheets

@@ -19,13 +19,15 @@ from eyeline.measuring.shapes import Shape, sdpa_causal, through
 from eyeline.measuring.timing import by_turns, crossover
 from eyeline.patterns import Pattern
 from eyeline.planning import pairs
+from eyeline.planning.heads import rules
 
 
 @dataclass(frozen=True)
 class Point:
     """One length: seconds (None where the kernel refuses, with its reason), against SDPA's.
 
-    speedup: SDPA's seconds over these. pairs: how many the pattern looks at, per head.
+    speedup: SDPA's seconds over these. pairs: how many the pattern looks at, per head; where heads
+    differ, their mean.
     """
 
     length: int
@@ -94,7 +96,8 @@ def sweep(
         raise InvalidArgument(f"lengths={list(lengths)}: at least one, and each at least 1")
     ways = [_Way(label, p, backend) for label, p in patterns.items() for backend in backends]
     for way in ways:
-        _kernel(shape, shape.tensors(1), way)
+        # At the shortest: a pattern that cannot be meant for it is refused before the work.
+        _kernel(shape, shape.tensors(lengths[0]), way)
     stages = Stages(10 * len(lengths) + (2 * len(ways) + 4) * memory, progress)
     times = {}
     for length in lengths:
@@ -131,7 +134,7 @@ def _at(
     return seconds[None], {
         way: Point(
             length=length,
-            pairs=pairs(way.pattern, length),
+            pairs=_pairs(shape, length, way.pattern),
             kernel=kernel,
             seconds=seconds.get(way),
             speedup=seconds[None] / seconds[way] if way in seconds else None,
@@ -139,6 +142,11 @@ def _at(
         )
         for way, (kernel, refusal) in kernels.items()
     }
+
+
+def _pairs(shape: Shape, length: int, pattern: Pattern) -> int:
+    looking = (count * pairs(rule, length) for rule, count in rules(pattern, shape.heads))
+    return sum(looking) // shape.heads
 
 
 def _kernel(

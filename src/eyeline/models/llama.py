@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, final
 
 import torch
@@ -16,10 +17,12 @@ from torch.nn import functional
 
 from eyeline.caches import Cache, cache_for, recount
 from eyeline.encodings.rotary import Rotary, Tables
-from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.encodings.rotary_scaling import Scaling
+from eyeline.errors import InvalidArgument
 from eyeline.layers import GatedFeedForward, by_rows, rms_norm
 from eyeline.mechanisms.exact import Exact
 from eyeline.models.guard import Attributes
+from eyeline.models.rotary_config import read_rotary
 from eyeline.patterns import Causal, Pattern, sliding_window
 from eyeline.tokens import Tokens, default_tokens
 
@@ -36,6 +39,7 @@ class LlamaConfig:
     trained_length: how many positions the model was trained on. Reading past it with absolute
     encodings is allowed, and the text gets worse there; recounted encodings stay inside.
     window: the sliding window that the model was trained with, in Hugging Face's meaning.
+    rotary_scaling: the other speeds that it turns queries and keys with, if any.
     """
 
     vocabulary: int
@@ -50,6 +54,7 @@ class LlamaConfig:
     norm_eps: float = 1e-6
     tied: bool = False
     window: int | None = None
+    rotary_scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -58,10 +63,12 @@ class LlamaConfig:
             )
         self.rotary  # noqa: B018  (refuses an odd head_dim)
 
-    @property
+    @cached_property
     def rotary(self) -> Rotary:
         """The encoding, in the layout that all weights have once they are loaded."""
-        return Rotary(self.head_dim, base=self.rotary_base, layout="half")
+        return Rotary(
+            self.head_dim, base=self.rotary_base, layout="half", scaling=self.rotary_scaling
+        )
 
     @property
     def pattern(self) -> Pattern:
@@ -73,7 +80,8 @@ class LlamaConfig:
         """From a Hugging Face config.json. Unknown attributes raise NotSupported by name."""
         attributes = Attributes(values, model="llama")
         attributes.require("model_type", "llama", "mistral")
-        base = _hf_rotary_base(attributes)
+        trained_length = attributes.whole("max_position_embeddings", 2048)
+        base, scaling = read_rotary(attributes, model="llama", trained_length=trained_length)
         width, heads = attributes.whole("hidden_size"), attributes.whole("num_attention_heads")
         window = attributes.optional("sliding_window")
         config = LlamaConfig(
@@ -84,8 +92,9 @@ class LlamaConfig:
             heads=heads,
             kv_heads=attributes.whole("num_key_value_heads", heads),
             head_dim=attributes.whole("head_dim", width // heads),
-            trained_length=attributes.whole("max_position_embeddings", 2048),
+            trained_length=trained_length,
             rotary_base=base,
+            rotary_scaling=scaling,
             norm_eps=attributes.number("rms_norm_eps", 1e-6),
             tied=attributes.flag("tie_word_embeddings", False),
             window=None if window is None else _window(window),
@@ -144,21 +153,6 @@ def _refuse_hf(attributes: Attributes) -> None:
     attributes.expect("is_encoder_decoder", False)
     attributes.harmless(_HARMLESS)
     attributes.done()
-
-
-def _hf_rotary_base(attributes: Attributes) -> float:
-    """rope_theta, which newer files keep inside rope_parameters. Scalings are refused."""
-    base: object = None
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = attributes.optional(name)
-        if rope is None:
-            continue
-        values = dict(rope) if isinstance(rope, Mapping) else {"": rope}
-        base = values.pop("rope_theta", base)
-        kinds = {values.pop("rope_type", "default"), values.pop("type", "default")}
-        if kinds != {"default"} or values:
-            raise NotSupported(f"llama: {name}={rope!r:.120}: rotary scalings are not built yet")
-    return attributes.number("rope_theta", base if base is not None else 10000.0)
 
 
 def _window(value: object) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import final
 
+import torch
 from torch import Tensor
 
 from eyeline.patterns.base import Pattern
@@ -43,9 +45,11 @@ class Chunks(Pattern):
         return left, self.right if self.right is not None else UNBOUNDED
 
     def allows(self, q: Points, k: Points) -> Tensor:
-        left, right = self._limits
-        distance = q.position // self.size - k.position // self.size
-        return (distance <= left) & (distance >= -right)
+        row, column = q.position // self.size, k.position // self.size
+        # A side without a limit is not asked: its number is too large for int32 positions.
+        allowed = [] if self.left is None else [row - column <= self.left]
+        allowed += [] if self.right is None else [column - row <= self.right]
+        return reduce(torch.logical_and, allowed or [row - column == row - column])
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         left, right = self._limits

@@ -51,7 +51,7 @@ class FixedColumns(Pattern):
         return (View(None, chosen.nonzero()[:, 0]),)
 
     def _holds(self, position: Tensor) -> Tensor:
-        return position % self.stride >= self.stride - self.width
+        return position % self.stride + self.width >= self.stride
 
     def _before(self, position: Tensor) -> Tensor:
         """How many columns stand before a position."""

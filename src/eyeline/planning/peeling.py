@@ -51,6 +51,18 @@ def peel(pattern: Pattern, q: Tokens, k: Tokens) -> Peeled | None:
     return Peeled(never, within, around)
 
 
+def common(pattern: Pattern) -> Rule:
+    """Pairs that every head allows: the pattern where atoms that differ per head never do.
+
+    False where such an atom is negated.
+    """
+    shared: Rule = pattern
+    for leaf, sign in _leaves(pattern, True):
+        if "head" in leaf.varies_by:
+            shared = replaced(shared, leaf, False) if sign else False
+    return shared
+
+
 def replaced(rule: Rule, leaf: Pattern, by: bool) -> Rule:
     """The rule with an atom replaced by "always" or "never", and simplified."""
     if isinstance(rule, bool):

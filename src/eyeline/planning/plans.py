@@ -52,6 +52,14 @@ class Plan:
         return self.rule.sees(q, k)
 
     def __str__(self) -> str:
+        from eyeline.planning.picture import picture
+
+        drawn = picture(self.pattern, q_tokens=self.q_tokens, k_tokens=self.k_tokens).text()
+        return f"{self.summary}\n{drawn}"
+
+    @property
+    def summary(self) -> str:
+        """The printed form without the picture."""
         sizes = f"{self.q_tokens.length:,} queries × {self.k_tokens.length:,} keys"
         lines = [f"{self.pattern}: {sizes}", *_lines(self, "  ")]
         if self.rejected is not None:

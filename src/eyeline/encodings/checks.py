@@ -1,0 +1,48 @@
+"""What encodings are asked for, checked where that needs no wait for a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import InvalidArgument
+
+
+def check_size(name: str, value: object, *, even: bool = False) -> None:
+    """Raise InvalidArgument unless the value is a whole number above 0, and even if it must be."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    least = 2 if even else 1
+    if not whole or int(value) < least or (even and int(value) % 2):  # type: ignore[call-overload]
+        kind = "an even number" if even else "a whole number"
+        raise InvalidArgument(f"{name}={value!r}: {kind}, at least {least}")
+
+
+def check_number(name: str, value: float, *, least: float = 0.0, equal: bool = False) -> None:
+    """Raise InvalidArgument unless the value is finite and above ``least``, or equal to it."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (least < value < math.inf or (equal and value == least)):
+        raise InvalidArgument(
+            f"{name}={value!r}: a number {'from' if equal else 'above'} {least:g}{' on' * equal}"
+        )
+
+
+def check_whole_numbers(name: str, values: Tensor) -> None:
+    """Raise InvalidArgument unless the values are int64."""
+    if values.dtype != torch.int64:
+        raise InvalidArgument(f"{name} must be int64, got {values.dtype} {tuple(values.shape)}")
+
+
+def check_below(name: str, values: Tensor, limit: int, *, least: int, remedy: str) -> None:
+    """Raise InvalidArgument if a value is not one of least … limit - 1.
+
+    Looks at values on a CPU only, and not while a graph is compiled: elsewhere torch's own
+    assertion of an index out of range stops the program.
+    """
+    if values.device.type != "cpu" or torch.compiler.is_compiling() or not values.numel():
+        return
+    lowest, highest = (int(bound) for bound in values.aminmax())
+    if lowest < least or highest >= limit:
+        wrong = lowest if lowest < least else highest
+        raise InvalidArgument(f"{name} {wrong}: they go from {least} to {limit - 1}; {remedy}")

@@ -1,0 +1,187 @@
+"""block_mask: the plan handed over to FlexAttention, without building the mask.
+
+FlexAttention's index tensors have one row for each row of blocks and as many columns as there are
+blocks of keys; only the first few entries of a row mean something, and what follows may be
+anything. In large ones a row therefore begins where the entries of the one before it end: they
+are overlapping views, and their memory is that of the blocks that are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import InvalidArgument
+from eyeline.patterns import Pattern
+from eyeline.planning.block_tables import Blocks, Listed, blocks, listed, transposed
+from eyeline.planning.dense import described, settled
+from eyeline.planning.mask_mods import mask_mod_for
+from eyeline.planning.plans import Plan
+from eyeline.tokens import NOBODY, Points, Tokens
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128
+# Index tensors of up to this many entries are laid out in full, as torch does it.
+_LAID_OUT = 1 << 20
+# Larger ones are refused.
+_MOST_ENTRIES = 1 << 30
+
+
+def block_mask(
+    rule: Plan | Pattern,
+    length: int | None = None,
+    key_length: int | None = None,
+    *,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+    batch: int | None = None,
+    heads: int | None = None,
+    block_size: int = BLOCK,
+    device: torch.device | str | None = None,
+) -> BlockMask:
+    """FlexAttention's BlockMask of a plan, or of a pattern for lengths or tokens.
+
+    A block is block_size queries × block_size keys. Blocks without an allowed pair are left out,
+    blocks in which all pairs are allowed need no mask, and ``mask_mod`` answers for the others.
+    Time is proportional to the blocks that are listed, memory to the rows of blocks times the
+    longest of them.
+
+    rule: a Plan brings its pattern and tokens; for a Pattern they are given as for
+    ``dense_mask``. batch, heads: B and H, for patterns that differ per row or head. The indices
+    have B rows where tokens or pattern differ per row, H heads where the pattern does, else 1.
+    device: where the tensors go (the CPU when omitted).
+
+    Equal to ``create_block_mask`` of the same rule, except that blocks whose mask is not known by
+    a signature stay partial when there are more than 1,024 (of 128) of them, though all or none
+    of their pairs may be allowed: attention is the same, a little slower.
+
+    Raises InvalidArgument for lengths beside a Plan, an empty sequence, a block_size below 1,
+    batch or heads that are missing or do not fit, and more blocks than memory allows.
+    """
+    if isinstance(rule, Plan):
+        if any(x is not None for x in (length, key_length, q_tokens, k_tokens)):
+            raise InvalidArgument("a plan has its own tokens: give no lengths or tokens beside it")
+        pattern, q_tokens, k_tokens = rule.pattern, rule.q_tokens, rule.k_tokens
+    else:
+        pattern = rule
+    q, k = described(pattern, length, key_length, q_tokens, k_tokens)
+    _check(pattern, q, k, block_size)
+    sizes = _sizes(pattern, q, k, batch, heads)
+    place = torch.device(device if device is not None else "cpu")
+    # Kept for a backward pass, so never inference tensors; made where plans are made.
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        return _made(pattern, q, k, sizes, block_size, place)
+
+
+def _check(pattern: Pattern, q: Tokens, k: Tokens, block_size: int) -> None:
+    if block_size < 1:
+        raise InvalidArgument(f"block_size={block_size}: at least 1")
+    if not q.length or not k.length:
+        raise InvalidArgument(f"a block mask needs queries and keys, got {q.length} and {k.length}")
+
+
+def _sizes(
+    pattern: Pattern, q: Tokens, k: Tokens, batch: int | None, heads: int | None
+) -> tuple[int, int]:
+    """How many batch rows and heads have indices of their own."""
+    rows = {size for size in (q.batch, k.batch, batch) if size is not None}
+    if len(rows) > 1:
+        raise InvalidArgument(f"batch={batch}, but q_tokens have {q.batch}, k_tokens {k.batch}")
+    for name, given in (("batch", rows), ("head", heads)):
+        if name in pattern.varies_by and not given:
+            raise InvalidArgument(f"{pattern} differs per {name}: say how many there are")
+    count = next(iter(rows), 1)
+    per_head = heads if heads is not None and "head" in pattern.varies_by else 1
+    if pattern.varies_by:
+        pattern.check_call(count, per_head)
+    per_row = q.batch is not None or k.batch is not None or "batch" in pattern.varies_by
+    return count if per_row else 1, per_head
+
+
+def _made(
+    pattern: Pattern,
+    q: Tokens,
+    k: Tokens,
+    sizes: tuple[int, int],
+    block_size: int,
+    device: torch.device,
+) -> BlockMask:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    q, k = q.host, k.host
+    found = _found(pattern, q, k, sizes, block_size)
+    rows, columns = -(-q.length // block_size), -(-k.length // block_size)
+
+    def by_row(rectangles: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return _table([listed(x, rows) for x in rectangles], sizes, columns, device)
+
+    def by_column(rectangles: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return _table([listed(transposed(x), columns) for x in rectangles], sizes, rows, device)
+
+    partial, full = [each.partial for each in found], [each.full for each in found]
+    return BlockMask(
+        (q.length, k.length),
+        *by_row(partial),
+        *by_row(full),
+        *by_column(partial),
+        *by_column(full),
+        BLOCK_SIZE=(block_size, block_size),
+        mask_mod=mask_mod_for(pattern, q, k, device),
+    )
+
+
+def _found(
+    pattern: Pattern, q: Tokens, k: Tokens, sizes: tuple[int, int], block_size: int
+) -> list[Blocks]:
+    """The blocks of each batch row and head; those that are asked twice are found once."""
+    known: dict[tuple[Pattern, int, int], Blocks] = {}
+    found = []
+    for row in range(sizes[0]):
+        for head in range(sizes[1]):
+            queries, keys = q.row(row), k.row(row)
+            own = settled(pattern.at(row, head), queries, keys)
+            case = (own, id(queries), id(keys))
+            if case not in known:
+                _check_ends(own, queries, keys)
+                known[case] = blocks(own, queries, keys, block_size)
+            found.append(known[case])
+    return found
+
+
+def _check_ends(pattern: Pattern, q: Tokens, k: Tokens) -> None:
+    """Ask about the outermost positions: a mask that does not reach them raises here, not later
+    as a read out of bounds inside a kernel."""
+    reals = (t.positions[t.positions != NOBODY] for t in (q, k))
+    q_ends, k_ends = (torch.stack(x.aminmax()) if len(x) else x for x in reals)
+    documents = torch.zeros_like(q_ends), torch.zeros_like(k_ends)
+    pattern.sees(
+        Points(q_ends[:, None], documents[0][:, None]), Points(k_ends[None], documents[1][None])
+    )
+
+
+def _table(
+    lists: Sequence[Listed], sizes: tuple[int, int], columns: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """count (B, H, rows) and column (B, H, rows, columns), int32; a large second overlaps."""
+    count = torch.stack([each.counts for each in lists])
+    whole = count.numel() * columns <= _LAID_OUT
+    width = columns if whole else max(int(count.max()), 1)
+    if count.numel() * width > _MOST_ENTRIES:
+        raise InvalidArgument(
+            f"a table of {count.numel():,} rows of up to {width:,} blocks takes "
+            f"{count.numel() * width >> 28} GiB: a larger block_size, or fewer heads and batch rows"
+        )
+    row = torch.repeat_interleave(count.flatten())
+    before = (count.flatten().cumsum(0) - count.flatten()).long()
+    place = row * width + torch.arange(len(row)) - before[row]
+    storage = torch.zeros(count.numel() * width - width + columns, dtype=torch.int32)
+    storage[place] = torch.cat([each.columns for each in lists])
+    heads, rows = sizes[1], count.shape[1]
+    strides = (heads * rows * width, rows * width, width, 1)
+    view = storage.to(device).as_strided((*sizes, rows, columns), strides)
+    return count.view(*sizes, rows).to(device), view
