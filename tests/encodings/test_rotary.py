@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from eyeline.encodings import Rotary
+from eyeline.encodings import NTK, Linear, Rotary, YaRN
 from eyeline.errors import InvalidArgument
 
 
@@ -65,6 +65,39 @@ def test_rows_of_a_batch_have_their_own_positions_and_nobody_stands_at_the_start
     assert torch.equal(out[0, :, :2], x[0, :, :2])
 
 
+@pytest.mark.parametrize("layout", PAIRS)
+def test_features_beyond_the_rotated_ones_stay_as_they_are(layout: Any) -> None:
+    rotary, small = Rotary(13, layout=layout, rotated=6), Rotary(6, layout=layout)
+    positions = torch.tensor([[0, 5, 19], [-1, 2, 3]])
+    x = torch.randn(2, 3, 3, 13).transpose(1, 2)
+    out = rotary.rotate(x, rotary.tables(positions, dtype=torch.float32))
+    assert torch.equal(out[..., 6:], x[..., 6:])
+    want = small.rotate(x[..., :6], small.tables(positions, dtype=torch.float32))
+    assert torch.equal(out[..., :6], want)
+
+
+def test_values_are_equal_and_know_no_device() -> None:
+    """Made while a model is built on the meta device, as loading does."""
+    with torch.device("meta"):
+        rotary = Rotary(6, scaling=YaRN(4.0, 23))
+    assert rotary.frequencies.device.type == "cpu"
+    assert rotary == Rotary(6, scaling=YaRN(4.0, 23))
+    assert hash(rotary) == hash(Rotary(6, scaling=YaRN(4.0, 23)))
+    assert rotary != Rotary(6, scaling=YaRN(4.0, 29))
+
+
+def test_graphs_hold_no_break() -> None:
+    rotary = Rotary(6, scaling=Linear(2.0))
+
+    def turn(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return rotary.rotate(x, rotary.tables(positions, dtype=x.dtype))
+
+    whole = torch.compile(turn, fullgraph=True, backend="eager", dynamic=True)
+    for length in (5, 7):
+        x, positions = torch.randn(1, 2, length, 6), torch.arange(length)
+        torch.testing.assert_close(whole(x, positions), turn(x, positions))
+
+
 def test_far_positions_keep_their_precision() -> None:
     """Angles in float32 would be off by about 0.06 at a million."""
     cos, _ = Rotary(2).tables(torch.tensor([1_000_003]), dtype=torch.float32)
@@ -79,6 +112,11 @@ def test_far_positions_keep_their_precision() -> None:
         ({"head_dim": 4, "base": 0.0}, "base=0.0"),
         ({"head_dim": 4, "base": float("nan")}, "base=nan"),
         ({"head_dim": 4, "layout": "halves"}, "layout='halves'"),
+        ({"head_dim": 4, "rotated": 3}, "rotated=3"),
+        ({"head_dim": 4, "rotated": 0}, "rotated=0"),
+        ({"head_dim": 4, "rotated": 6}, "rotated=6 of head_dim=4"),
+        ({"head_dim": 2, "scaling": NTK(2.0)}, "at least 2 pairs"),
+        ({"head_dim": 4, "base": 0.5, "scaling": YaRN(2.0, 8)}, "base above 1, not 0.5"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from eyeline.encodings import Linear, Llama3, YaRN
 from eyeline.errors import CheckpointError, EyelineError, InvalidArgument, NotSupported
 from eyeline.models import LlamaConfig
 from eyeline.patterns import Causal, sliding_window
@@ -51,6 +52,58 @@ def test_the_base_may_stand_in_rope_parameters() -> None:
     assert LlamaConfig.from_hf({**values, "rope_parameters": rope}) == CONFIG
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rope", "scaling"),
+    [
+        ({"type": "linear", "factor": 2}, Linear(2.0)),
+        ({"type": "linear", "rope_type": "linear", "factor": 2.5}, Linear(2.5)),
+        (LLAMA3, Llama3(8.0, 1.0, 4.0, original_length=23)),
+        ({**LLAMA3, "original_max_position_embeddings": 11}, Llama3(8.0, original_length=11)),
+        (YARN, YaRN(4.0, 23)),
+        ({**YARN, "attention_factor": 1.5, "truncate": False, "beta_fast": 16, "beta_slow": 2,
+          "original_max_position_embeddings": 19, "partial_rotary_factor": 1.0},
+         YaRN(4.0, 19, 16.0, 2.0, attention_factor=1.5, truncate=False)),
+    ],
+    ids=["linear", "both words", "llama3", "llama3 length", "yarn", "yarn in full"],
+)  # fmt: skip
+def test_scalings_are_read(rope: dict[str, Any], scaling: object) -> None:
+    """The numbers of the file; where it says no original length, its own."""
+    assert LlamaConfig.from_hf({**HF, "rope_scaling": rope}).rotary.scaling == scaling
+    newer = {**without(HF, "rope_theta"), "rope_parameters": {**rope, "rope_theta": 97.0}}
+    assert LlamaConfig.from_hf(newer).rotary.scaling == scaling
+    assert LlamaConfig.from_hf(newer).rotary.base == 97.0
+
+
+def test_both_weights_of_the_yarn_factor_count_together() -> None:
+    rope = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}
+    scaling = LlamaConfig.from_hf({**HF, "rope_scaling": rope}).rotary.scaling
+    assert scaling is not None
+    assert scaling.magnitude == pytest.approx((0.07 * 1.3862944 + 1) / (0.03 * 1.3862944 + 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.* lacks factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling: Linear factor=0.5"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "Llama3 high_freq_factor=1.0"),
+        ({"rope_scaling": {**YARN, "attention_factor": -1.0}}, "attention_factor=-1.0"),
+        ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_type='yarn' and type='linear'"),
+        ({"rope_scaling": YARN, "rope_parameters": LLAMA3}, "rope_scaling and rope_parameters"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta=10000.0, outside it stands 97.0"),
+        ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta='1e4'"),
+    ],
+    ids=["missing", "below 1", "order", "negative", "two types", "two tables", "two bases", "text"],
+)
+def test_damaged_scalings_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        LlamaConfig.from_hf({**HF, **changes})
+
+
 @pytest.mark.parametrize("values", [HF, GGUF], ids=["hf", "gguf"])
 def test_a_sliding_window_is_honoured(values: dict[str, Any]) -> None:
     name = "sliding_window" if values is HF else "llama.attention.sliding_window"
@@ -68,11 +121,15 @@ def _gguf(values: dict[str, Any]) -> LlamaConfig:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
+        ("rope_scaling", {"rope_type": "longrope", "short_factor": [1.0] * 5}),
+        ("rope_scaling", {"type": "mrope", "mrope_section": [2, 3]}),
+        ("rope_scaling", {"type": "linear", "factor": 2.0, "beta_fast": 32.0}),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0, "mscale": 0.7}),
+        ("rope_scaling", {"rope_type": "default", "factor": 2.0}),
         ("rope_scaling", "linear"),
-        ("rope_parameters", {"rope_theta": 1e4, "rope_type": "yarn"}),
-        ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        ("rope_parameters", {"rope_theta": 97.0, "partial_rotary_factor": 0.5}),
+        ("rope_parameters", {"full_attention": {"rope_theta": 97.0, "rope_type": "default"}}),
         ("rope_interleaved", True),
         ("attention_bias", True),
         ("mlp_bias", True),

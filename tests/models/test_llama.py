@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyeline.caches import Evicting, Growing
+from eyeline.encodings import NTK, Linear, Llama3, Scaling, YaRN
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import rms_norm
 from eyeline.models import Llama
@@ -97,8 +99,6 @@ def test_the_comparison_would_notice(change: str) -> None:
 
 
 def _changed(change: str) -> Any:
-    from dataclasses import replace
-
     if change == "layout":
         return _Interleaved(**{f: getattr(CONFIG, f) for f in CONFIG.__dataclass_fields__})
     return replace(CONFIG, **({"rotary_base": 96.0} if change == "base" else {"norm_eps": 0.1}))
@@ -141,6 +141,21 @@ def test_steps_equal_one_run(pattern: Pattern | Sequence[Pattern], step: int, pa
     torch.testing.assert_close(torch.cat(got, 1)[there], want[there], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("encodings", ["absolute", "recounted"])
+@pytest.mark.parametrize(
+    "scaling",
+    [Linear(2.0), NTK(2.0), YaRN(4.0, 23), Llama3(2.0, original_length=23)],
+    ids=["linear", "ntk", "yarn", "llama3"],
+)
+def test_steps_with_other_speeds_equal_one_run(scaling: Scaling, encodings: Any) -> None:
+    model = llama(replace(CONFIG, rotary_scaling=scaling), encodings=encodings).double()
+    text, caches = ids(2, 31), model.new_caches(2)
+    want = model(text)
+    got = torch.cat([model(text[:, i : i + 7], caches=caches) for i in range(0, 31, 7)], 1)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+    assert (want - llama(encodings=encodings).double()(text)).abs().max() > 0.1
+
+
 def test_a_padded_row_equals_the_text_alone() -> None:
     model, text = llama(pattern=streaming(W, 2)).double(), ids(3, 19)
     lengths = [19, 7, 1]
@@ -165,8 +180,6 @@ def test_recounted_steps_equal_the_kept_tokens_read_alone(steps: list[int]) -> N
     So a step must equal reading the kept tokens alone, at positions 0 to m - 1, far past the
     trained length; and its positions never pass what is kept and read at once.
     """
-    from dataclasses import replace
-
     pattern = streaming(W, 2)
     model = llama(replace(CONFIG, layers=1), pattern, encodings="recounted").double()
     text, caches, start = ids(1, sum(steps)), model.new_caches(), 0

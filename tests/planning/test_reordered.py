@@ -21,6 +21,7 @@ from eyeline.patterns import (
     Full,
     Global,
     Pattern,
+    PerHead,
     SameDocument,
     Strided,
     Window,
@@ -28,7 +29,7 @@ from eyeline.patterns import (
 )  # fmt: skip
 from eyeline.planning import Plan, Reordered, Run, pairs, plan
 from eyeline.planning.orders import Order
-from eyeline.planning.peeling import both, negated, peel, replaced
+from eyeline.planning.peeling import both, common, negated, peel, replaced
 from eyeline.planning.planner import planned
 from eyeline.testing.pattern import coverage
 from eyeline.testing.watch import largest_tensor
@@ -159,6 +160,19 @@ def test_a_negated_atom_is_left_alone() -> None:
     tokens = Tokens.arange(0, 50)
     for pattern in (~Strided(5), Strided(5) | Causal() & ~Strided(5)):
         assert peel(pattern, tokens, tokens) is None
+
+
+def test_what_all_heads_share_is_computed_once() -> None:
+    own, near = PerHead([Window(9, 0), Window(0, 9), Full(), ~Full()]), Window(2, 2)
+    assert common(own | near) == near
+    assert common(Causal() & (own | near)) == Causal() & near
+    assert common(own & near) is False
+    assert common(~own | near) is False
+    q, k, v = (torch.randn(2, h, 67, 4, dtype=torch.float64) for h in (4, 2, 2))
+    for pattern in (own | near, Causal() & (own | near), ~own | near, own):
+        found = attention(q, k, v, pattern, backend="tiles")
+        right = attention(q, k, v, pattern, backend="reference")
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
 
 
 def test_rules_are_simplified() -> None:

@@ -49,7 +49,8 @@ class Sinusoidal:
         angles = offset * self._speeds(torch.device("cpu"))
         cos, sin = angles.cos(), angles.sin()
         blocks = torch.stack((cos, sin, -sin, cos), -1).view(-1, 2, 2)
-        return torch.block_diag(*blocks)
+        matrix: Tensor = torch.block_diag(*blocks)
+        return matrix
 
     def _speeds(self, device: torch.device) -> Tensor:
         pairs = torch.arange(0, self.width, 2, dtype=torch.float64, device=device)
