@@ -22,6 +22,7 @@ from eyeline.patterns import (
     Full,
     Pattern,
     Predicate,
+    Random,
     SameDocument,
     Sinks,
     sliding_window,
@@ -48,6 +49,13 @@ def test_sinks_are_a_slab_of_exactly_their_keys() -> None:
     made = plan(streaming(size=256, sinks=4), 16_384)
     (tall,) = (part for part in made.parts if isinstance(part, Slab) and part.rows > 1000)
     assert (tall.k0, tall.columns, tall.masked) == (0, 4, False)
+
+
+def test_scattered_blocks_are_gathered_not_chained_by_chance() -> None:
+    made = plan(Random(3, 64, head=0), 16_384)
+    assert kinds(made)[Run] <= 2
+    assert len(made.parts) < 12
+    assert made.area == pairs(Random(3, 64, head=0), 16_384)
 
 
 def test_full_is_one_slab() -> None:

@@ -17,11 +17,20 @@ def group(found: Rectangles) -> tuple[list[Run], list[Part]]:
     """Runs (their masks still to be filled in), then everything else."""
     order = lexsort(found.q0, found.k1 - found.k0, found.q1 - found.q0, found.k0 - found.q0)
     found = found.take(order)
-    linked = _linked(found)
-    start, last = _chains(found.q0, linked)
-    runs = last > start
-    single = found.take(start[~runs])
-    return _runs(found, start[runs], last[runs]), _singles(single)
+    start, last = _chains(found.q0, _linked(found))
+    alone = (last == start) | _accidental(found, start, last)
+    members = torch.repeat_interleave(alone, last - start + 1)
+    return _runs(found, start[~alone], last[~alone]), _singles(found.take(members.nonzero()[:, 0]))
+
+
+def _accidental(found: Rectangles, start: Tensor, last: Tensor) -> Tensor:
+    """Whether a chain is one of many short ones that are better gathered: scattered blocks."""
+    first = found.take(start)
+    short = ~first.masked & (last - start + 1 < _GATHER_FROM)
+    shape = torch.stack([first.q1 - first.q0, first.k1 - first.k0], 1)
+    _, which = shape.unique(dim=0, return_inverse=True)
+    chains = torch.bincount(which[short], minlength=len(start))
+    return short & (chains[which] >= _GATHER_FROM)
 
 
 def _linked(found: Rectangles) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from eyeline.tokens import NOBODY, Points, Tokens
 
 # At most this many mask entries are evaluated ahead. Tiles beyond it count as unknown.
 _LARGEST_PALETTE = 1 << 24
+_AT_ONCE = 1 << 17
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
@@ -43,7 +45,9 @@ def palette(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tiling: Tiling
     count = torch.zeros(1, dtype=torch.int64, device=code.device)
     if not len(examples):
         return Palette(code, box, solid, count)
-    masks = evaluate(pattern, q_tokens, k_tokens, tiling.partial[examples], tile)
+    # Few at a time, so that positions and what is compared stay in the processor's cache.
+    some = tiling.partial[examples].split(max(_AT_ONCE // tile**2, 1))
+    masks = torch.cat([evaluate(pattern, q_tokens, k_tokens, tiles, tile) for tiles in some])
     count = torch.cat([count, masks.view(torch.uint8).sum((1, 2), dtype=torch.int32)])
     boxes = torch.cat([_span(_some(masks, 2)), _span(_some(masks, 1))], 1)
     area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
@@ -114,6 +118,7 @@ def _codes(
     return code, index[fits]
 
 
+@lru_cache(maxsize=8)
 def _spacing(tokens: Tokens, tile: int) -> Tensor:
     """A number for each tile: equal where slots stand at equal distances from the tile's least.
 
