@@ -113,7 +113,7 @@ class And(_Chain):
         return And(patterns)
 
     def allows(self, q: Points, k: Points) -> Tensor:
-        return self._fold(lambda member: member.allows(q, k), torch.logical_and)
+        return self._fold(lambda member: member.answers(q, k), torch.logical_and)
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         return self._fold(lambda member: member.verdict(q, k), torch.minimum)
@@ -132,7 +132,7 @@ class Or(_Chain):
         return Or(patterns)
 
     def allows(self, q: Points, k: Points) -> Tensor:
-        return self._fold(lambda member: member.allows(q, k), torch.logical_or)
+        return self._fold(lambda member: member.answers(q, k), torch.logical_or)
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         return self._fold(lambda member: member.verdict(q, k), torch.maximum)
@@ -156,7 +156,7 @@ class Not(Compound):
         return Not(*parts)
 
     def allows(self, q: Points, k: Points) -> Tensor:
-        return ~self.inner.allows(q, k)
+        return ~self.inner.answers(q, k)
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         return FULL - self.inner.verdict(q, k)

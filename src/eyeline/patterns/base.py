@@ -55,10 +55,15 @@ class Pattern(ABC):
     @final
     def sees(self, q: Points, k: Points) -> Tensor:
         """``allows``, with nobody taken out on both sides: what every mask is made of."""
+        return self.answers(q, k) & (q.position != NOBODY) & (k.position != NOBODY)
+
+    @final
+    def answers(self, q: Points, k: Points) -> Tensor:
+        """``allows``, refused if it is not bool: ~0 and ~1 would both be true."""
         allowed = self.allows(q, k)
         if allowed.dtype != torch.bool:
             raise InvalidArgument(f"{self}: allows returned {allowed.dtype}, it must be bool")
-        return allowed & (q.position != NOBODY) & (k.position != NOBODY)
+        return allowed
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         """EMPTY, PARTIAL or FULL for each pair of ranges (uint8).
@@ -135,7 +140,7 @@ class Pattern(ABC):
 
         def mask_mod(b: Any, h: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             q, k = (Points(index, torch.zeros_like(index)) for index in (q_idx, kv_idx))
-            return self.allows(q, k)
+            return self.answers(q, k)
 
         return mask_mod
 

@@ -99,6 +99,8 @@ class Explicit(Pattern):
         return (position - first).clamp(min=0)  # nobody reads some entry, and is taken out
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
+        if self.mask.dim() == 4:
+            return super().verdict(q, k)  # differs per batch row or head
         rows, columns = self.mask.shape[-2:]
         if rows == 1:
             q = Bounds(torch.zeros_like(q.min), torch.zeros_like(q.max), *q[2:])

@@ -144,7 +144,7 @@ class Parser:
 
     def _value(self, depth: int, *, in_list: bool = False) -> object:
         token = self._peek()
-        if re.fullmatch(r"-?[0-9]{1,18}", token):
+        if re.fullmatch(r"-?[0-9]{1,19}", token):
             return int(self._next())
         if token.lower() == "none":
             self._next()

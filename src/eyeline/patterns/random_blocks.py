@@ -18,6 +18,9 @@ from eyeline.patterns.hashing import absorb, sample, seeded
 from eyeline.patterns.numbers import check_whole
 from eyeline.tokens import Points
 
+# A draw for more rows of blocks than this is not laid out, and nothing is known of ranges.
+_MOST_BLOCKS = 1 << 20
+
 
 @final
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class Random(Pattern):
     head, length: None means that each head, and each length of sequence, has a draw of its own;
     the call fixes them. To read a text in steps, fix the length: ``pattern.of_length(n)``. Beyond
     it nobody looks.
+
+    Blocks smaller than a tile of 64 fill little of each tile they touch. With a size of 1 every
+    tile is touched, and the time is that of dense attention.
 
     Raises InvalidArgument for a size below 1, other negative numbers, and more blocks than exist.
     """
@@ -94,9 +100,9 @@ class Random(Pattern):
         return mask_mod
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
-        if self.varies_by:
+        blocks = 0 if self.varies_by else blocks_of(self._length(), self.size)
+        if self.varies_by or blocks > _MOST_BLOCKS:
             return super().verdict(q, k)
-        blocks = blocks_of(self._length(), self.size)
         return block_verdict(q, k, size=self.size, shape=(blocks, blocks), count=_counts(self))
 
     def signature(self, q: Bounds, k: Bounds) -> tuple[Tensor, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
+from eyeline.planning.peeling import same
 
 
 def rules(pattern: Pattern, heads: int) -> list[tuple[Pattern, int]]:
@@ -22,6 +23,11 @@ def rules(pattern: Pattern, heads: int) -> list[tuple[Pattern, int]]:
     if "head" not in pattern.varies_by:
         return [(pattern, heads)]
     # Counted by comparing, not by hashing: a user's pattern need not hash.
-    every = [pattern.at(0, head) for head in range(heads)]
-    first = [rule for i, rule in enumerate(every) if rule not in every[:i]]
-    return [(rule, every.count(rule)) for rule in first]
+    counted: list[tuple[Pattern, int]] = []
+    for rule in (pattern.at(0, head) for head in range(heads)):
+        place = next((i for i, (known, _) in enumerate(counted) if same(known, rule)), None)
+        if place is None:
+            counted.append((rule, 1))
+        else:
+            counted[place] = (rule, counted[place][1] + 1)
+    return counted

@@ -7,7 +7,7 @@ import os
 from eyeline.errors import InvalidArgument
 
 # Bytes that planning holds for each slot at its peak: positions, tiles, masks and their copies.
-_SLOT = 64
+_SLOT = 192
 
 
 def check_memory(queries: int, keys: int) -> None:

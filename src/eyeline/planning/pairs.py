@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from eyeline.patterns import Full, Pattern
+from eyeline.patterns import Pattern
 from eyeline.planning.dense import settled
+from eyeline.planning.host import on_host
 from eyeline.planning.orders import arrange
 from eyeline.planning.palette import evaluate, palette
-from eyeline.planning.peeling import Rule, peel
+from eyeline.planning.peeling import Rule, pattern_of, peel
 from eyeline.planning.planner import TILE, one_sequence
 from eyeline.planning.refine import Tiling, refine
 from eyeline.tokens import Tokens
@@ -32,8 +33,9 @@ def pairs(
     return _counted(settled(pattern, q_tokens, k_tokens), q_tokens, k_tokens)
 
 
+@on_host
 def _counted(rule: Rule, q: Tokens, k: Tokens) -> int:
-    if rule is False:
+    if rule is False or not q.length or not k.length:
         return 0
     peeled = None if rule is True else peel(rule, q, k)
     arranged = None if peeled is None else arrange(peeled, q, k, TILE)
@@ -44,9 +46,7 @@ def _counted(rule: Rule, q: Tokens, k: Tokens) -> int:
 
 
 def _in_order(rule: Rule, q: Tokens, k: Tokens, tile: int, modulus: int) -> int:
-    if not q.length or not k.length:
-        return 0
-    pattern = Full() if isinstance(rule, bool) else rule
+    pattern = pattern_of(rule)
     tiling = refine(pattern, q, k, tile=tile, largest=tile, modulus=modulus)
     masks = palette(pattern, q, k, tiling)
     known = int(masks.count[masks.code].sum())

@@ -10,6 +10,7 @@ from eyeline.patterns import And, Or, Pattern, SameDocument
 from eyeline.planning.bitsets import depth, packed
 from eyeline.planning.dense import described, settled
 from eyeline.planning.heads import rules
+from eyeline.planning.host import on_host
 from eyeline.planning.path_known import known_length
 from eyeline.tokens import Points, Tokens
 
@@ -72,6 +73,7 @@ def _united(pattern: Pattern, heads: int | None) -> Pattern:
     return Or.of(*each) if len(each) > 1 else each[0]
 
 
+@on_host
 def _longest(pattern: Pattern, tokens: Tokens) -> int:
     known = known_length(pattern, tokens)
     if known is not None:

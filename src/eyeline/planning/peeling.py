@@ -34,20 +34,18 @@ class Peeled:
 
 def peel(pattern: Pattern, q: Tokens, k: Tokens) -> Peeled | None:
     """Take the first atom with views out of the pattern; None if it has none."""
-    signs: dict[Pattern, set[bool]] = {}
-    for leaf, sign in _leaves(pattern, True):
-        signs.setdefault(leaf, set()).add(sign)
-    views = {leaf: leaf.views(q, k) for leaf, found in signs.items() if found == {True}}
-    chosen = next((leaf for leaf, found in views.items() if found), None)
-    if chosen is None:
+    offers = [(leaf, leaf.views(q, k)) for leaf in _never_negated(pattern)]
+    offers = [(leaf, views) for leaf, views in offers if views]
+    if not offers:
         return None
+    chosen, views = offers[0]
     never, always = replaced(pattern, chosen, False), replaced(pattern, chosen, True)
     rest = both(always, negated(never))
     grouped = both(chosen, rest)
-    within = tuple((view, grouped if view.modulus > 1 else rest) for view in views[chosen])
+    within = tuple((view, grouped if view.modulus > 1 else rest) for view in views)
     around: Rule = pattern
-    for leaf, found in views.items():
-        around = replaced(around, leaf, True) if found else around
+    for leaf, _ in offers:
+        around = replaced(around, leaf, True)
     return Peeled(never, within, around)
 
 
@@ -79,7 +77,12 @@ def replaced(rule: Rule, leaf: Pattern, by: bool) -> Rule:
             return absorbing
         left = tuple(member for member in members if isinstance(member, Pattern))
         return rule.rebuild(left) if len(left) > 1 else left[0] if left else not absorbing
-    return by if _same(rule, leaf) else rule
+    return by if same(rule, leaf) else rule
+
+
+def pattern_of(rule: Rule) -> Pattern:
+    """The rule as a pattern."""
+    return rule if isinstance(rule, Pattern) else Full() if rule else ~Full()
 
 
 def both(a: Rule, b: Rule) -> Rule:
@@ -98,6 +101,17 @@ def negated(rule: Rule) -> Rule:
     return rule.inner if isinstance(rule, Not) else ~rule
 
 
+def _never_negated(pattern: Pattern) -> list[Pattern]:
+    """The different atoms that stand under an even number of ~ wherever they stand."""
+    found = list(_leaves(pattern, True))
+    negated = [leaf for leaf, sign in found if not sign]
+    different: list[Pattern] = []
+    for leaf, _ in found:
+        if not any(same(leaf, other) for other in (*negated, *different)):
+            different.append(leaf)
+    return different
+
+
 def _leaves(pattern: Pattern, sign: bool) -> Iterator[tuple[Pattern, bool]]:
     """The atoms of a pattern, and whether each stands under an even number of ~."""
     pattern = pattern.spelled_out()
@@ -110,5 +124,6 @@ def _leaves(pattern: Pattern, sign: bool) -> Iterator[tuple[Pattern, bool]]:
         yield pattern, sign
 
 
-def _same(a: Pattern, b: Pattern) -> bool:
-    return a is b or (type(a) is type(b) and a == b)
+def same(a: Pattern, b: Pattern) -> bool:
+    """Whether two atoms are one. Bound ones are compared by identity: they may hold tensors."""
+    return a is b or (type(a) is type(b) and not a.bound and a == b)

@@ -13,6 +13,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.patterns import EMPTY, FULL, PARTIAL, Pattern
 from eyeline.planning.cells import Counts, counted, scanned
 from eyeline.planning.dense import described, settled
+from eyeline.planning.host import on_host
 from eyeline.planning.planner import one_sequence
 from eyeline.tokens import Tokens
 
@@ -82,13 +83,10 @@ def picture(
     q, k = described(pattern, length, key_length, q_tokens, k_tokens)
     pattern = settled(pattern, q, k)
     q, k = one_sequence(pattern, None, None, q, k)
-    with torch.inference_mode():
-        if torch.get_default_device().type == "cpu":
-            return _made(pattern, q.host, k.host, cells)
-        with torch.device("cpu"):  # as plans, whatever a user's default is
-            return _made(pattern, q.host, k.host, cells)
+    return _made(pattern, q.host, k.host, cells)
 
 
+@on_host
 def _made(pattern: Pattern, q: Tokens, k: Tokens, cells: int) -> Picture:
     cell = max(-(-max(q.length, k.length) // cells), 1)
     if q.length * k.length <= _COUNTED:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from eyeline.errors import InvalidArgument
-from eyeline.patterns import Full, Pattern
+from eyeline.patterns import Pattern
 from eyeline.patterns.remember import remember
 from eyeline.planning.dense import described, settled
 from eyeline.planning.grouping import group
+from eyeline.planning.host import on_host
 from eyeline.planning.limits import check_memory
 from eyeline.planning.orders import arrange
 from eyeline.planning.palette import palette
 from eyeline.planning.parts import Part, Reordered, Run
-from eyeline.planning.peeling import Peeled, Rule, peel
+from eyeline.planning.peeling import Peeled, Rule, pattern_of, peel
 from eyeline.planning.plans import Plan
 from eyeline.planning.rectangles import rectangles
 from eyeline.planning.refine import refine
@@ -69,22 +68,18 @@ def one_sequence(
 
 
 @remember(maxsize=64)
+@on_host
 def planned(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int = TILE) -> Plan:
     """``plan`` for tokens that were checked, remembered by pattern and tokens."""
     check_memory(q_tokens.length, k_tokens.length)
-    # A plan is integers and bools: without the bookkeeping of gradients it is made faster.
-    with torch.inference_mode():
-        pattern = settled(pattern, q_tokens, k_tokens)
-        if torch.get_default_device().type == "cpu":
-            return _made(pattern, q_tokens, k_tokens, tile)
-        with torch.device("cpu"):  # plans are made there, whatever a user's default is
-            return _made(pattern, q_tokens, k_tokens, tile)
+    return _made(settled(pattern, q_tokens, k_tokens), q_tokens, k_tokens, tile)
 
 
-def _made(pattern: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:
+def _made(rule: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:
     """The cheaper plan: in the order of the sequence, or with atoms in orders of their own."""
-    if isinstance(pattern, bool):
-        pattern = Full() if pattern else ~Full()
+    pattern = pattern_of(rule)
+    if not q_tokens.length or not k_tokens.length:
+        return Plan(pattern, pattern, q_tokens, k_tokens, tile, ())
     peeled = peel(pattern, q_tokens, k_tokens)
     taken = None if peeled is None else _taken_apart(pattern, peeled, q_tokens, k_tokens, tile)
     if peeled is None or taken is None:
@@ -114,11 +109,8 @@ def _taken_apart(
     return dataclasses.replace(rest, pattern=pattern, parts=(*parts, *rest.parts))
 
 
-def _in_order(
-    pattern: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int, modulus: int = 1
-) -> Plan:
-    if isinstance(pattern, bool):
-        pattern = Full() if pattern else ~Full()
+def _in_order(rule: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int, modulus: int = 1) -> Plan:
+    pattern = pattern_of(rule)
     queries, keys = q_tokens.length, k_tokens.length
     if not queries or not keys:
         return Plan(pattern, pattern, q_tokens, k_tokens, tile, ())
