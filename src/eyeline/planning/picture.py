@@ -113,6 +113,7 @@ def _areas(queries: int, keys: int, cell: int) -> Tensor:
     return sides[0][:, None] * sides[1]
 
 
+@on_host
 def draw(picture: Picture) -> str:
     """The picture in characters, in at most 32 lines of 66: for a terminal.
 

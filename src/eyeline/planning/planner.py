@@ -85,13 +85,20 @@ def _made(rule: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> Plan:
     if peeled is None or taken is None:
         return _in_order(pattern, q_tokens, k_tokens, tile)
     # The pattern's own plan in this order may hold every tile there is. Around it lies a simpler
-    # one that costs no less than it and is planned quickly.
-    every = q_tokens.length * k_tokens.length
-    around = every if peeled.around is True else _made(peeled.around, q_tokens, k_tokens, tile).cost
+    # one that costs no less than it and is looked at quickly.
+    around = _touched(peeled.around, q_tokens, k_tokens, tile)
     if taken.cost < around:
         return dataclasses.replace(taken, rejected=around)
     chosen = _in_order(pattern, q_tokens, k_tokens, tile)
     return dataclasses.replace(chosen, rejected=taken.cost)
+
+
+def _touched(rule: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int) -> int:
+    """How many pairs lie in the tiles that a rule touches."""
+    if rule is True:
+        return q_tokens.length * k_tokens.length
+    tiling = refine(pattern_of(rule), q_tokens, k_tokens, tile=tile, largest=LARGEST_TILE)
+    return tiling.tile**2 * (int((tiling.full[:, 2] ** 2).sum()) + len(tiling.partial))
 
 
 def _taken_apart(
@@ -114,8 +121,9 @@ def _in_order(rule: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int, modulus
     queries, keys = q_tokens.length, k_tokens.length
     if not queries or not keys:
         return Plan(pattern, pattern, q_tokens, k_tokens, tile, ())
-    largest = tile * max(LARGEST_TILE // tile, 1)
-    tiling = refine(pattern, q_tokens, k_tokens, tile=tile, largest=largest, modulus=modulus)
+    tiling = refine(
+        pattern, q_tokens, k_tokens, tile=tile, largest=max(tile, LARGEST_TILE), modulus=modulus
+    )
     if not len(tiling.full) and not len(tiling.partial):
         return Plan(pattern, pattern, q_tokens, k_tokens, tiling.tile, ())
     masks = palette(pattern, q_tokens, k_tokens, tiling)
