@@ -25,6 +25,10 @@ from eyeline.planning import Block, Plan, Reordered
 
 # Working memory of one piece, in bytes.
 _BUDGET = 4 << 20
+# glibc gives freed blocks back to the system, and takes them anew page by page, once they are
+# larger than any that was freed before, up to 32 MiB. This raises that limit, and touches nothing:
+# the pieces' results then lie in the same memory again and again.
+torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 # What is held in another order at once, in bytes: it should stay in the processor's cache.
 _ORDERED = 16 << 20
 

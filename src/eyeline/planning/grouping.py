@@ -25,12 +25,15 @@ def group(found: Rectangles) -> tuple[list[Run], list[Part]]:
 
 def _accidental(found: Rectangles, start: Tensor, last: Tensor) -> Tensor:
     """Whether a chain is one of many short ones that are better gathered: scattered blocks."""
-    first = found.take(start)
-    short = ~first.masked & (last - start + 1 < _GATHER_FROM)
-    shape = torch.stack([first.q1 - first.q0, first.k1 - first.k0], 1)
-    _, which = shape.unique(dim=0, return_inverse=True)
+    short = ~found.masked[start] & (last - start + 1 < _GATHER_FROM)
+    _, which = _shapes(found)[start].unique(return_inverse=True)
     chains = torch.bincount(which[short], minlength=len(start))
     return short & (chains[which] >= _GATHER_FROM)
+
+
+def _shapes(found: Rectangles) -> Tensor:
+    """Rows and columns of each rectangle as one number."""
+    return (found.q1 - found.q0 << 32) + found.k1 - found.k0
 
 
 def _linked(found: Rectangles) -> Tensor:
@@ -90,15 +93,15 @@ def _runs(found: Rectangles, start: Tensor, last: Tensor) -> list[Run]:
 def _singles(single: Rectangles) -> list[Part]:
     """Rectangles without masks that share a shape are gathered; the others stand alone."""
     open_ = (~single.masked).nonzero()[:, 0]
-    shape = torch.stack([single.q1 - single.q0, single.k1 - single.k0], 1)
-    shapes, which, size = shape[open_].unique(dim=0, return_inverse=True, return_counts=True)
+    shapes, which, size = _shapes(single)[open_].unique(return_inverse=True, return_counts=True)
     parts: list[Part] = []
     alone = torch.ones_like(single.masked)
     for index in (size >= _GATHER_FROM).nonzero()[:, 0].tolist():
         alike = open_[which == index]
         alone[alike] = False
-        parts += _gathered(single.take(alike), *shapes[index].tolist())
-    table = torch.stack([single.q0, single.k0, *shape.unbind(1)], 1)[alone].tolist()
+        parts += _gathered(single.take(alike), *divmod(int(shapes[index]), 1 << 32))
+    edges = (single.q0, single.k0, single.q1 - single.q0, single.k1 - single.k0)
+    table = torch.stack(edges, 1)[alone].tolist()
     masked = single.masked[alone].tolist()
     return parts + [
         Slab(q0, k0, rows, columns, mask)
