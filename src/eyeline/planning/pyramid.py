@@ -49,14 +49,17 @@ class Level:
 
 
 @lru_cache(maxsize=8)
-def pyramid(tokens: Tokens, tile: int, modulus: int = 1) -> tuple[Level, ...]:
+def pyramid(
+    tokens: Tokens, tile: int, modulus: int = 1, most: int | None = None
+) -> tuple[Level, ...]:
     """Levels of tiles of ``tile``, 2·tile, 4·tile, … slots, the finest first, up to one tile.
 
-    tokens: one sequence (no batch), at least one slot. modulus: by which it was ordered. Time and
-    memory are linear in its length.
+    tokens: one sequence (no batch), at least one slot. modulus: by which it was ordered. most: how
+    many levels are asked for; all if None. Time and memory are linear in the length. The last few
+    are remembered: the parts of a plan share them.
     """
     levels = [_finest(tokens, tile, modulus)]
-    while len(levels[-1]) > 1:
+    while len(levels[-1]) > 1 and (most is None or len(levels) < most):
         levels.append(_halve(levels[-1]))
     return tuple(levels)
 

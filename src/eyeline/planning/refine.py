@@ -50,11 +50,10 @@ def refine(
     by which the tokens were ordered. Visits the tiles that are not EMPTY and their neighbours,
     never all of them.
     """
-    rows = pyramid(q_tokens, tile, modulus)
-    columns = rows if k_tokens is q_tokens else pyramid(k_tokens, tile, modulus)
-    same_level = max(len(rows), len(columns))
-    rows, columns = (_extended(levels, same_level) for levels in (rows, columns))
-    start = next(i for i in range(same_level) if max(len(rows[i]), len(columns[i])) <= _COARSEST)
+    start = _start(-(-max(q_tokens.length, k_tokens.length) // tile))
+    rows = pyramid(q_tokens, tile, modulus, start + 1)
+    columns = rows if k_tokens is q_tokens else pyramid(k_tokens, tile, modulus, start + 1)
+    rows, columns = (_extended(levels, start + 1) for levels in (rows, columns))
     frontier = torch.cartesian_prod(
         torch.arange(len(rows[start])), torch.arange(len(columns[start]))
     )
@@ -81,6 +80,11 @@ def verdicts(pattern: Pattern, rows: Level, columns: Level, tiles: Tensor) -> Te
     # An empty slot is looked at by nobody: no tile that holds one is FULL.
     verdict = torch.where(q.nobody | k.nobody, verdict.clamp(max=PARTIAL), verdict)
     return torch.where(q.somebody & k.somebody, verdict, EMPTY)
+
+
+def _start(tiles: int) -> int:
+    """The level at which so many tiles are few enough to look at all pairs of them."""
+    return (-(-tiles // _COARSEST) - 1).bit_length()
 
 
 def _extended(levels: tuple[Level, ...], count: int) -> tuple[Level, ...]:
