@@ -144,6 +144,13 @@ class Tokens:
         documents = None if self.documents is None else self.documents[..., start:]
         return Tokens(self.positions[..., start:], documents)
 
+    def at(self, slots: Tensor | slice) -> Points:
+        """Who stands in some slots of one sequence: Points of the shape of ``slots``."""
+        position = self.positions[slots]
+        if self.documents is None:
+            return Points(position, torch.zeros_like(position))
+        return Points(position, self.documents[slots])
+
     def points(self, *, axis: int, device: torch.device | str | None = None) -> Points:
         """Points of shape (…, L, 1) for axis=-2 (queries) or (…, 1, L) for axis=-1 (keys)."""
         other = -1 if axis == -2 else -2

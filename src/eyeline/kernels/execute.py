@@ -13,6 +13,7 @@ Tensors here are those of one batch row: query (H, L, E), key (Hk, S, E), value 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -25,10 +26,6 @@ from eyeline.planning import Block, Plan, Reordered
 
 # Working memory of one piece, in bytes.
 _BUDGET = 4 << 20
-# glibc gives freed blocks back to the system, and takes them anew page by page, once they are
-# larger than any that was freed before, up to 32 MiB. This raises that limit, and touches nothing:
-# the pieces' results then lie in the same memory again and again.
-torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 # What is held in another order at once, in bytes: it should stay in the processor's cache.
 _ORDERED = 16 << 20
 
@@ -57,6 +54,7 @@ def forward(
 
     first: whether they hold no result yet, but 0 and -inf.
     """
+    _keep_freed_memory()
     touched = bytearray(out.shape[1]) if first else bytearray(b"\1" * out.shape[1])
     for part in plan.parts:
         if isinstance(part, Reordered):
@@ -74,6 +72,16 @@ def backward(plan: Plan, inputs: Inputs, known: Known, grads: Inputs, scale: flo
             _backward_reordered(part, inputs, known, grads, scale)
         else:
             _backward_block(plan, part, inputs, known, grads, scale)
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Once in a process: let the pieces' results lie in the same memory again and again.
+
+    glibc gives freed blocks back to the system, and takes them anew page by page, once they are
+    larger than any that was freed before, up to 32 MiB. This raises that limit; nothing is touched.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 
 
 def _forward_block(

@@ -71,9 +71,8 @@ def _points(tokens: Tokens, tiles: Tensor, tile: int, count: int) -> Points:
     """Who stands in the first slots of each tile, (N, count); past the end is nobody."""
     slot = tiles[:, None] * tile + torch.arange(count, device=tiles.device)
     inside = slot < tokens.length
-    slot = slot.clamp(max=tokens.length - 1)
-    document = torch.zeros_like(slot) if tokens.documents is None else tokens.documents[slot]
-    return Points(torch.where(inside, tokens.positions[slot], NOBODY), document)
+    position, document = tokens.at(slot.clamp(max=tokens.length - 1))
+    return Points(torch.where(inside, position, NOBODY), document)
 
 
 def _some(masks: Tensor, axis: int) -> Tensor:

@@ -81,17 +81,11 @@ def _looks_away(pattern: Pattern, tokens: Tokens) -> bool:
     # Most often a few tokens show it, and nothing is counted.
     few = slot[:: max(tokens.length // 64, 1)].unique()
     some = torch.cat([slot[:64], few]).unique()
-    seen = pattern.sees(_points(tokens, some[:, None]), _points(tokens, some))
+    seen = pattern.sees(tokens.at(some[:, None]), tokens.at(some))
     if bool((seen & (some[:, None] != some)).any()):
         return True
-    alone = int(pattern.sees(_points(tokens, slot), _points(tokens, slot)).sum())
+    alone = int(pattern.sees(tokens.at(slot), tokens.at(slot)).sum())
     return pairs(pattern, q_tokens=tokens, k_tokens=tokens) > alone
-
-
-def _points(tokens: Tokens, slots: torch.Tensor) -> Points:
-    position = tokens.positions[slots]
-    document = torch.zeros_like(position) if tokens.documents is None else tokens.documents[slots]
-    return Points(position, document)
 
 
 def _start(tokens: Tokens) -> int | None:

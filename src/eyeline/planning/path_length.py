@@ -12,7 +12,7 @@ from eyeline.planning.dense import described, settled
 from eyeline.planning.heads import rules
 from eyeline.planning.host import on_host
 from eyeline.planning.path_known import known_length
-from eyeline.tokens import Points, Tokens
+from eyeline.tokens import Tokens
 
 LONGEST_SEARCH = 4096
 """The longest sequence that is searched; it takes n²/8 bytes for each doubling of the answer."""
@@ -104,12 +104,9 @@ def _apart(pattern: Pattern, tokens: Tokens) -> list[Tokens]:
 
 def _edges(pattern: Pattern, tokens: Tokens) -> Tensor:
     """Whom each token hears after one layer, itself included, as bits: (n, bytes)."""
-    position, keys = tokens.positions, tokens.points(axis=-1)
-    document = torch.zeros_like(position) if tokens.documents is None else tokens.documents
-    rows = []
+    keys, rows = tokens.points(axis=-1), []
     for slots in torch.arange(tokens.length).split(_ROWS):
-        queries = Points(position[slots, None], document[slots, None])
-        heard = pattern.sees(queries, keys).clone()
+        heard = pattern.sees(tokens.at(slots[:, None]), keys).clone()
         heard[torch.arange(len(slots)), slots] = True
         rows.append(packed(heard))
     return torch.cat(rows)

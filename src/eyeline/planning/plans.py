@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from eyeline.patterns import Pattern
@@ -47,9 +46,8 @@ class Plan:
 
     def mask(self, q0: int, rows: int, k0: int, columns: int) -> Tensor:
         """Which pairs of one rectangle of slots ``rule`` allows: bool (rows, columns)."""
-        q = _points(self.q_tokens, slice(q0, q0 + rows), axis=-1)
-        k = _points(self.k_tokens, slice(k0, k0 + columns), axis=-2)
-        return self.rule.sees(q, k)
+        q, k = self.q_tokens.at(slice(q0, q0 + rows)), self.k_tokens.at(slice(k0, k0 + columns))
+        return self.rule.sees(Points(*(x[:, None] for x in q)), k)
 
     def __str__(self) -> str:
         from eyeline.planning.picture import picture
@@ -81,13 +79,6 @@ def _lines(made: Plan, indent: str) -> list[str]:
             lines.append(f"{indent}reordered, {q:,} queries × {k:,} keys: {part.plan.rule}")
             lines += _lines(part.plan, indent + "  ")
     return lines
-
-
-def _points(tokens: Tokens, slots: slice, *, axis: int) -> Points:
-    position = tokens.positions[slots].unsqueeze(axis)
-    if tokens.documents is None:
-        return Points(position, torch.zeros_like(position))
-    return Points(position, tokens.documents[slots].unsqueeze(axis))
 
 
 def _cost(part: Part) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyeline.patterns import FULL, PARTIAL, Bounds, Pattern
 from eyeline.patterns.bounds import UNKNOWN
-from eyeline.tokens import NOBODY, Points, Tokens
+from eyeline.tokens import NOBODY, Tokens
 
 _HEIGHT, _WIDTH = 8, 1024
 # No more strips than this in all, and in one tile; no more pairs are looked at one by one.
@@ -146,11 +146,5 @@ def _stretched(first: Tensor, size: Tensor, count: int, step: float) -> Tensor:
 
 
 def _share(pattern: Pattern, q: Tokens, k: Tokens, queries: Tensor, keys: Tensor) -> Tensor:
-    seen = pattern.sees(_points(q, queries[:, :, None]), _points(k, keys[:, None, :]))
+    seen = pattern.sees(q.at(queries[:, :, None]), k.at(keys[:, None, :]))
     return seen.double().mean((1, 2))
-
-
-def _points(tokens: Tokens, slots: Tensor) -> Points:
-    position = tokens.positions[slots]
-    documents = torch.zeros_like(position) if tokens.documents is None else tokens.documents[slots]
-    return Points(position, documents)
