@@ -10,13 +10,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eyeline.encodings import ComplexOrder as ComplexOrder
+    from eyeline.encodings import Learned as Learned
+    from eyeline.encodings import Rotary as Rotary
+    from eyeline.encodings import Sinusoidal as Sinusoidal
+    from eyeline.functional import additive_attention as additive_attention
     from eyeline.functional import attention as attention
     from eyeline.functional import attention_weights as attention_weights
     from eyeline.functional import attention_with_lse as attention_with_lse
+    from eyeline.functional import column_sums as column_sums
     from eyeline.functional import explain as explain
+    from eyeline.functional import sparse_attention_weights as sparse_attention_weights
     from eyeline.generation import generate as generate
     from eyeline.generation import stream as stream
+    from eyeline.layers import Block as Block
+    from eyeline.layers import DecoderBlock as DecoderBlock
+    from eyeline.layers import DecoderStack as DecoderStack
+    from eyeline.layers import FeedForward as FeedForward
+    from eyeline.layers import GatedFeedForward as GatedFeedForward
+    from eyeline.layers import MultiHeadAttention as MultiHeadAttention
+    from eyeline.layers import RMSNorm as RMSNorm
+    from eyeline.layers import Stack as Stack
+    from eyeline.layers.conversion import convert as convert
+    from eyeline.layers.conversion import from_torch as from_torch
+    from eyeline.layers.conversion import restore as restore
+    from eyeline.layers.conversion import to_torch as to_torch
     from eyeline.loading import load as load
+    from eyeline.mechanisms import Additive as Additive
+    from eyeline.mechanisms import Exact as Exact
     from eyeline.patterns import Blocks as Blocks
     from eyeline.patterns import Causal as Causal
     from eyeline.patterns import Chunks as Chunks
@@ -49,14 +70,32 @@ if TYPE_CHECKING:
     from eyeline.planning import pairs as pairs
     from eyeline.planning import picture as picture
     from eyeline.planning import plan as plan
+    from eyeline.scores import ALiBi as ALiBi
+    from eyeline.scores import OffsetBias as OffsetBias
+    from eyeline.scores import OffsetFactor as OffsetFactor
+    from eyeline.scores import ScoreMod as ScoreMod
+    from eyeline.scores import Shaw as Shaw
+    from eyeline.scores import Softcap as Softcap
+    from eyeline.scores import T5Bias as T5Bias
+    from eyeline.scores import TransformerXL as TransformerXL
     from eyeline.tokens import Tokens as Tokens
 
 __version__ = "0.1.0"
 
 _CONTENTS = {
-    "functional": ("attention", "attention_weights", "attention_with_lse", "explain"),
+    "encodings": ("ComplexOrder", "Learned", "Rotary", "Sinusoidal"),
+    "functional": (
+        "additive_attention", "attention", "attention_weights", "attention_with_lse",
+        "column_sums", "explain", "sparse_attention_weights",
+    ),
     "generation": ("generate", "stream"),
+    "layers": (
+        "Block", "DecoderBlock", "DecoderStack", "FeedForward", "GatedFeedForward",
+        "MultiHeadAttention", "RMSNorm", "Stack",
+    ),
+    "layers.conversion": ("convert", "from_torch", "restore", "to_torch"),
     "loading": ("load",),
+    "mechanisms": ("Additive", "Exact"),
     "patterns": (
         "Blocks", "Causal", "Chunks", "Dilated", "Explicit", "FixedColumns", "Full", "Global",
         "Grid", "Pattern", "PerHead", "Predicate", "Random", "SameDocument", "Sinks", "Strided",
@@ -65,6 +104,10 @@ _CONTENTS = {
     ),
     "planning": (
         "Cost", "block_mask", "cost", "dense_mask", "max_path_length", "pairs", "picture", "plan",
+    ),
+    "scores": (
+        "ALiBi", "OffsetBias", "OffsetFactor", "ScoreMod", "Shaw", "Softcap", "T5Bias",
+        "TransformerXL",
     ),
     "tokens": ("Tokens",),
 }  # fmt: skip

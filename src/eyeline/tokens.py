@@ -180,8 +180,8 @@ def _check(name: str, tensor: Tensor) -> None:
             f"{name} must be int64 of shape (L,) or (B, L), "
             f"got {tensor.dtype} {tuple(tensor.shape)}"
         )
-    if tensor.device.type != "cpu" or not tensor.numel():
-        return  # a GPU is not waited for
+    if tensor.device.type != "cpu" or not tensor.numel() or torch.compiler.is_compiling():
+        return  # a GPU is not waited for; a graph has no numbers before it runs
     least, most = (int(bound) for bound in tensor.aminmax())
     if least < NOBODY or most >= LARGEST:
         raise InvalidArgument(

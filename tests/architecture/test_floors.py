@@ -18,7 +18,8 @@ FLOORS = """
     errors
     tokens
     patterns
-    scores encodings
+    encodings
+    scores
     caches
     checkpoints
     tokenizer sampling

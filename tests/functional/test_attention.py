@@ -13,6 +13,7 @@ from eyeline import (
     Causal,
     Full,
     Pattern,
+    PerHead,
     SameDocument,
     Sinks,
     Tokens,
@@ -26,6 +27,7 @@ from eyeline import (
     streaming,
 )  # fmt: skip
 from eyeline.errors import EyelineError, InvalidArgument, NotSupported
+from eyeline.scores import ALiBi, Softcap
 
 
 def tensors(
@@ -281,12 +283,10 @@ def test_mistakes_name_the_argument_and_the_sizes(name: str) -> None:
 
 
 def test_what_is_not_built_is_refused_by_name() -> None:
-    with pytest.raises(NotSupported, match="score_mod"):
-        attention(Q, K, V, score_mod=lambda s, b, h, i, j: s)
+    with pytest.raises(NotSupported, match=r"meta tensors .*query \(2, 4, 13, 5\)"):
+        attention(Q.to("meta"), K.to("meta"), V.to("meta"))
     with pytest.raises(NotSupported, match="scale is a tensor"):
         attention(Q, K, V, scale=torch.tensor(0.3, requires_grad=True))  # type: ignore[arg-type]
-    with pytest.raises(NotSupported, match=r"dropout_p=0\.1"):
-        attention(Q, K, V, dropout_p=0.1)
 
 
 @pytest.mark.parametrize(
@@ -309,3 +309,18 @@ def test_the_same_pattern_for_sinks_of_any_document() -> None:
     tokens = Tokens.packed([3, 3])
     mask = dense_mask(Sinks(1), q_tokens=tokens, k_tokens=tokens)
     assert mask.sum() == 6
+
+
+@pytest.mark.parametrize("backend", ["auto", "tiles", "sdpa", "reference"])
+def test_no_batch_row_under_heads_that_differ(backend: str) -> None:
+    q = torch.zeros(0, 2, 3, 4)
+    out = attention(q, q, q, PerHead([Causal(), Full()]), backend=backend)
+    assert out.shape == (0, 2, 3, 4)
+
+
+def test_more_queries_than_keys_under_a_modifier_of_distances() -> None:
+    q, k = torch.zeros(1, 4, 9, 8), torch.zeros(1, 4, 4, 8)
+    for mod, name in ((ALiBi(4), "ALiBi"), (lambda s, b, h, i, j: s + i, "Called")):
+        with pytest.raises(InvalidArgument, match=f"9 queries but 4 keys: {name} compares"):
+            attention(q, k, k, score_mod=mod)
+    assert attention(q, k, k, score_mod=Softcap(3.0)).shape == (1, 4, 9, 8)

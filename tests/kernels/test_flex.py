@@ -6,6 +6,7 @@ FlexAttention runs uncompiled here: the whole matrix, exactly. tests/oracles com
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from eyeline.patterns import (
 from eyeline.planning import block_tables, blocks, dense_mask, plan
 from eyeline.planning.blocks import block_mask
 from eyeline.planning.mask_mods import moved
+from eyeline.scores import Called, Softcap
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.watch import largest_tensor
 from eyeline.tokens import Tokens
@@ -300,10 +302,7 @@ def test_a_user_s_mask_mod_to_predicate() -> None:
 
 def forward(case: Case, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
     request = case.request(dtype)
-    wanted = Request(
-        *[getattr(request, f) for f in request.__dataclass_fields__ if f != "wants_lse"], True
-    )
-    out, lse = flex.run(wanted)
+    out, lse = flex.run(replace(request, wants_lse=True))
     right, right_lse = reference.run(request)
     assert lse is not None and out.dtype == dtype
     yield "output", out, right
@@ -340,6 +339,20 @@ def test_what_it_refuses() -> None:
     meta = [torch.zeros(1, 1, 9, 16, device="meta")] * 3
     assert "not on meta" in str(
         flex.refusal(Request(*meta, Causal(), *[Tokens.arange(0, 9)] * 2, 1.0))
+    )
+
+
+def test_which_changes_of_scores_it_takes() -> None:
+    def twice(score: Tensor, *place: Tensor) -> Tensor:
+        return 2 * score
+
+    one = Called(twice)
+    assert flex.refusal(request(steps=(one,))) is None
+    assert "one callable alone" in str(flex.refusal(request(steps=(Softcap(3.0),))))
+    assert "one callable alone" in str(flex.refusal(request(steps=(one, Called(twice)))))
+    later = Tokens.arange(5, 72)
+    assert "not the positions" in str(
+        flex.refusal(request(steps=(one,), q_tokens=later, k_tokens=later))
     )
 
 

@@ -10,8 +10,9 @@ from eyeline.dispatch import Kernel
 from eyeline.kernels import KERNELS, flex, tiles
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.kernel import PROPERTIES
+from eyeline.testing.scored import scored_cases
 
-CASES = list(cases())
+CASES, SCORED = list(cases()), list(scored_cases())
 # On the CPU flex has neither gradients nor float64: test_flex.py checks it in its own way.
 COMPLETE = [kernel for kernel in KERNELS if kernel is not flex]
 
@@ -20,7 +21,7 @@ COMPLETE = [kernel for kernel in KERNELS if kernel is not flex]
 @pytest.mark.parametrize("holds", PROPERTIES.values(), ids=PROPERTIES.keys())
 def test_property(kernel: Kernel, holds: Callable[[Kernel, Case], None]) -> None:
     served = 0
-    for case in CASES:
+    for case in (*CASES, *(SCORED if kernel is tiles else SCORED[::3])):
         if kernel.refusal(case.request()) is None:
             served += 1
             try:
@@ -35,8 +36,9 @@ def test_tiles_without_the_fused_operator(
     holds: Callable[[Kernel, Case], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eyeline.kernels.flash.serves", lambda query, value: False)
-    for case in CASES[::3]:
-        holds(tiles, case)
+    for case in (*CASES[::3], *SCORED[::6]):
+        if tiles.refusal(case.request()) is None:
+            holds(tiles, case)
 
 
 @pytest.mark.parametrize("holds", PROPERTIES.values(), ids=PROPERTIES.keys())
@@ -46,3 +48,6 @@ def test_tiles_in_small_pieces(
     monkeypatch.setattr("eyeline.kernels.execute._BUDGET", 20_000)
     for case in CASES[1::4]:
         holds(tiles, case.wide() if case.value_width == 8 else case)
+    for case in SCORED[2::6]:
+        if tiles.refusal(case.request()) is None:
+            holds(tiles, case)

@@ -175,10 +175,10 @@ def plain_delta_is_a_hundredth_short(patch: Patch) -> Callable[[], None]:
 
 
 def lse_of_an_empty_row_is_zero(patch: Patch) -> Callable[[], None]:
-    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        bias = flash._additive(mask, q.dtype)
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float, bias: Any) -> Any:
+        added = flash._additive(mask, bias, q)
         assert flash._FORWARD is not None
-        return flash._FORWARD(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+        return flash._FORWARD(q, k, v, 0.0, False, attn_mask=added, scale=scale)
 
     patch.setattr(flash, "forward", forward)
     return kernel_suite("explicit", "packed with a rest, causal & same_document")

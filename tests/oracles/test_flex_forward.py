@@ -137,3 +137,15 @@ def test_their_own_block_mask_gives_the_same_bits() -> None:
     rule = Causal() & Window(36, 0)
     first = compiled(q, k, v, block_mask=theirs)
     assert torch.equal(first, compiled(q, k, v, block_mask=block_mask(rule, LENGTH)))
+
+
+def test_a_callable_changes_the_scores() -> None:
+    q, k, v = tensors(LENGTH, LENGTH)
+
+    def further_is_less(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score - 0.1 * (h + 1) * (i - j).abs()
+
+    found = attention(q, k, v, Causal(), score_mod=further_is_less, backend="flex")
+    right = attention(q, k, v, Causal(), score_mod=further_is_less, backend="reference")
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, attention(q, k, v, Causal()), atol=1e-2)

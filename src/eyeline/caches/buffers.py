@@ -75,16 +75,25 @@ class Strip:
     """One step's new slots start … stop - 1 and all slots before ``length``, layer by layer.
 
     The views of all layers are cut once a step: while a model writes, each layer's own cutting
-    would take longer than its copying.
+    would take longer than its copying. torch.compile does not see that views made outside of a
+    graph overlap, so there each layer cuts its own.
     """
 
     def __init__(self, buffers: Buffers, start: int, stop: int, *, length: int) -> None:
         both = buffers.keys, buffers.values
+        self._both, self._new, self._length = both, slice(start, stop), length
         self._new_keys, self._new_values = (x[..., start:stop, :].unbind(0) for x in both)
         self._keys, self._values = (x[..., :length, :].unbind(0) for x in both)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the new slots; returns the slots that are in use."""
+        if torch.compiler.is_compiling():
+            return self._stored(0, layer, key), self._stored(1, layer, value)
         self._new_keys[layer].copy_(key)
         self._new_values[layer].copy_(value)
         return self._keys[layer], self._values[layer]
+
+    def _stored(self, which: int, layer: int, new: Tensor) -> Tensor:
+        whole = self._both[which][layer]
+        whole[:, :, self._new] = new
+        return whole[:, :, : self._length]

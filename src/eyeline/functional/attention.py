@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from eyeline.dispatch import choose, reasons
-from eyeline.functional.checks import PatternLike, make_request
+from eyeline.functional.checks import Call, PatternLike, ScoreModLike, check_call, make_request
+from eyeline.functional.compiled import compiled
 from eyeline.kernels import reference, tiles
-from eyeline.kernels.request import Request
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens
 
@@ -21,7 +23,7 @@ def attention(
     value: Tensor,
     pattern: PatternLike = Full(),
     *,
-    score_mod: Any = None,
+    score_mod: ScoreModLike = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     q_tokens: Tokens | None = None,
@@ -33,25 +35,29 @@ def attention(
     query: (B, H, L, E); key: (B, Hk, S, E); value: (B, Hk, S, Ev); H a multiple of Hk, query head
     h uses key head h // (H / Hk). One floating dtype and device. Returns (B, H, L, Ev).
     pattern: who may look at whom; also a bool tensor (True = may look) or a FlexAttention
-    mask_mod. scale: 1/√E when omitted. q_tokens, k_tokens: what stands in each slot. When omitted,
-    keys stand at 0 … S-1 and the queries are the *last* L of them, so that a cached step equals
-    the full run; torch's ``is_causal`` is upper-left.
+    mask_mod. score_mod: what is done to scores, weights and output: a ScoreMod (ALiBi, T5Bias,
+    Shaw, …), several in order, or a FlexAttention callable, which keeps all L·S scores.
+    dropout_p: the probability with which a weight is left out; what remains is divided by
+    1 - dropout_p; torch.manual_seed says which. scale: 1/√E when omitted.
+    q_tokens, k_tokens: what stands in each slot. When omitted, keys stand at 0 … S-1 and the
+    queries are the *last* L of them, so that a cached step equals the full run; torch's
+    ``is_causal`` is upper-left.
     Under torch.autocast the inputs are cast to its type first, as SDPA does.
     backend: "auto", or a kernel that must serve or refuse: "decode", "sdpa", "tiles", "flex",
     "reference". "flex", torch's FlexAttention, is compiled when it is first used: by name only.
 
     A query that may look at nobody gets exactly 0 and finite gradients. NaN and inf inside the
-    tensors are not searched for; masked slots may hold any finite number.
+    tensors are not searched for; masked slots may hold any number whose products are finite.
 
     Raises InvalidArgument for sizes, dtypes, devices or tokens that do not fit together, and
-    NotSupported for what is not built yet (score_mod, dropout_p) or a backend that refuses.
+    NotSupported for a backend that refuses.
     Vaswani et al. 2017, "Attention Is All You Need".
     """
-    request = make_request(
+    call = check_call(
         query, key, value, pattern,
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, score_mod=score_mod, dropout_p=dropout_p,
     )  # fmt: skip
-    return _served(request, backend)[0]
+    return _served(call, backend)[0]
 
 
 def attention_with_lse(
@@ -60,21 +66,24 @@ def attention_with_lse(
     value: Tensor,
     pattern: PatternLike = Full(),
     *,
+    score_mod: ScoreModLike = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     q_tokens: Tokens | None = None,
     k_tokens: Tokens | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``attention`` and lse[i] = log Σ_j exp(scale · query[i]·key[j]): (B, H, L, Ev) and (B, H, L).
+    """``attention`` and lse[i] = log Σ_j exp(score[i, j]): (B, H, L, Ev) and (B, H, L).
 
-    lse is float32, or float64 for float64 inputs; -inf for a query that may look at nobody. Both
-    are differentiable. Two results over disjoint keys merge exactly by their lse.
+    score is scale · query[i]·key[j] with all that score_mod does to it; dropout does not change
+    lse. lse is float32, or float64 for float64 inputs; -inf for a query that may look at nobody.
+    Both are differentiable. Two results over disjoint keys merge exactly by their lse.
     """
-    request = make_request(
-        query, key, value, pattern,
+    call = check_call(
+        query, key, value, pattern, score_mod=score_mod, dropout_p=dropout_p,
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, wants_lse=True,
     )  # fmt: skip
-    out, lse = _served(request, backend)
+    out, lse = _served(call, backend)
     assert lse is not None
     return out, lse
 
@@ -84,6 +93,7 @@ def attention_weights(
     key: Tensor,
     pattern: PatternLike = Full(),
     *,
+    score_mod: ScoreModLike = None,
     scale: float | None = None,
     q_tokens: Tokens | None = None,
     k_tokens: Tokens | None = None,
@@ -94,13 +104,22 @@ def attention_weights(
     nobody. In the dtype of the query. Memory is L·S.
     """
     request = make_request(
-        query, key, key, pattern, scale=scale, q_tokens=q_tokens, k_tokens=k_tokens
-    )
+        query, key, key, pattern, score_mod=score_mod, sums_values=False,
+        scale=scale, q_tokens=q_tokens, k_tokens=k_tokens,
+    )  # fmt: skip
     with torch.autocast(query.device.type, enabled=False):
         return reference.weights(request)[0].to(request.query.dtype)
 
 
-def _served(request: Request, backend: str) -> tuple[Tensor, Tensor | None]:
+def _served(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
+    if torch.compiler.is_compiling():
+        return compiled(call, backend)
+    # After a graph break torch.compile would trace every function from here on, plans and all.
+    return _untraced()(call, backend) if "torch._dynamo" in sys.modules else _run(call, backend)
+
+
+def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
+    request = call.request()
     kernel = choose(request, backend)
     if not torch.is_autocast_enabled(request.query.device.type):
         return kernel.run(request)
@@ -109,12 +128,20 @@ def _served(request: Request, backend: str) -> tuple[Tensor, Tensor | None]:
         return kernel.run(request)
 
 
+@cache
+def _untraced() -> Callable[[Call, str], tuple[Tensor, Tensor | None]]:
+    """``_run`` with what it calls, kept from torch.compile. Importing that takes a second."""
+    run: Callable[[Call, str], tuple[Tensor, Tensor | None]] = torch.compiler.disable(_run)
+    return run
+
+
 def explain(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     pattern: PatternLike = Full(),
     *,
+    score_mod: ScoreModLike = None,
     scale: float | None = None,
     q_tokens: Tokens | None = None,
     k_tokens: Tokens | None = None,
@@ -125,8 +152,9 @@ def explain(
     which order, and what it costs.
     """
     request = make_request(
-        query, key, value, pattern, scale=scale, q_tokens=q_tokens, k_tokens=k_tokens
-    )
+        query, key, value, pattern, score_mod=score_mod,
+        scale=scale, q_tokens=q_tokens, k_tokens=k_tokens,
+    )  # fmt: skip
     with torch.no_grad():
         answers = reasons(request)
         if answers[tiles.NAME] == "chosen":

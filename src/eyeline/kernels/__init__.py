@@ -2,5 +2,5 @@
 
 from eyeline.kernels import decode, flex, reference, sdpa, tiles
 
-# tiles serve everything: what stands after them is served by name only.
-KERNELS = (decode, sdpa, tiles, flex, reference)
+# Tiles serve every pattern, the reference every request: flex is used by name only.
+KERNELS = (decode, sdpa, tiles, reference, flex)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from eyeline.kernels.masks import visible
+from eyeline.kernels.masks import additive
 from eyeline.kernels.request import Request
 
 NAME = "decode"
@@ -18,6 +18,8 @@ def refusal(request: Request) -> str | None:
     """Why this kernel cannot serve the request, or None."""
     if request.wants_lse:
         return "it does not return the log-sum-exp"
+    if not request.is_additive:
+        return "it can only add numbers to scores"
     queries = request.query.shape[2]
     if queries > MOST_QUERIES:
         return f"it is for at most {MOST_QUERIES} queries, there are {queries}"
@@ -29,7 +31,7 @@ def refusal(request: Request) -> str | None:
 def run(request: Request) -> tuple[Tensor, None]:
     """output (B, H, L, Ev); no log-sum-exp."""
     query, groups = request.query, request.groups
-    mask, some = visible(request)
+    mask, some = additive(request)
     batch, heads, length, _ = query.shape
     if groups == 1:
         out = scaled_dot_product_attention(

@@ -22,7 +22,9 @@ from torch import Tensor
 from eyeline.kernels import flash, plain
 from eyeline.kernels.pieces import Footprint, Piece, pieces
 from eyeline.kernels.reorder import add, pick, shares, take_in
+from eyeline.kernels.scoring import Scoring
 from eyeline.planning import Block, Plan, Reordered
+from eyeline.planning.orders import Order
 
 # Working memory of one piece, in bytes.
 _BUDGET = 4 << 20
@@ -31,7 +33,27 @@ _ORDERED = 16 << 20
 
 
 class Inputs(NamedTuple):
-    """What attention is computed from."""
+    """What attention is computed from. scoring: what is done to its scores, if anything."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scoring: Scoring | None = None
+
+    def of_heads(self, heads: slice, key_heads: slice) -> Inputs:
+        """Those of some query heads and their key heads."""
+        scoring = None if self.scoring is None else self.scoring.of_heads(heads)
+        return Inputs(self.query[heads], self.key[key_heads], self.value[key_heads], scoring)
+
+    def in_order(self, q_order: Order | None, k_order: Order | None) -> Inputs:
+        """Queries and keys in other orders."""
+        scoring = None if self.scoring is None else self.scoring.in_order(q_order, k_order)
+        key, value = (pick(x, k_order) for x in (self.key, self.value))
+        return Inputs(pick(self.query, q_order), key, value, scoring)
+
+
+class Gradients(NamedTuple):
+    """Where gradients are added up."""
 
     query: Tensor
     key: Tensor
@@ -65,7 +87,7 @@ def forward(
             _forward_block(plan, part, inputs, out, lse, scale, touched)
 
 
-def backward(plan: Plan, inputs: Inputs, known: Known, grads: Inputs, scale: float) -> None:
+def backward(plan: Plan, inputs: Inputs, known: Known, grads: Gradients, scale: float) -> None:
     """Add every part's gradients to grads."""
     for part in plan.parts:
         if isinstance(part, Reordered):
@@ -81,7 +103,7 @@ def _keep_freed_memory() -> None:
     glibc gives freed blocks back to the system, and takes them anew page by page, once they are
     larger than any that was freed before, up to 32 MiB. This raises that limit; nothing is touched.
     """
-    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
+    torch.UntypedStorage(31 << 20, device="cpu")
 
 
 def _forward_block(
@@ -93,14 +115,18 @@ def _forward_block(
     scale: float,
     touched: bytearray,
 ) -> None:
-    q, k, v = inputs
-    product = flash if flash.serves(q, v) else plain
-    footprint = _footprint(inputs, fused=product is flash, backward=False)
+    q, k, v, scoring = inputs
+    fused = flash.serves(q, v) and (scoring is None or scoring.is_bias)
+    footprint = _footprint(inputs, fused=fused, backward=False)
     for piece in pieces(plan, part, footprint, _BUDGET):
         mask = None if piece.mask is None else piece.mask.to(q.device)
-        new_out, new_lse = product.forward(
-            piece.queries(q), piece.keys(k), piece.keys(v), mask, scale
-        )
+        blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
+        steps = None if scoring is None else scoring.at(piece, blocks[0], scale)
+        if fused:
+            bias = None if steps is None else steps.bias()
+            new_out, new_lse = flash.forward(*blocks, mask, scale, bias)
+        else:
+            new_out, new_lse = plain.forward(*blocks, mask, scale, steps)
         first, end = piece.span()
         if touched.find(1, first, end) >= 0:
             _merge(piece, out, lse, new_out.to(out.dtype), new_lse)
@@ -118,21 +144,24 @@ def _merge(piece: Piece, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Ten
 
 
 def _backward_block(
-    plan: Plan, part: Block, inputs: Inputs, known: Known, grads: Inputs, scale: float
+    plan: Plan, part: Block, inputs: Inputs, known: Known, grads: Gradients, scale: float
 ) -> None:
-    q, k, v = inputs
+    q, k, v, scoring = inputs
     fused = flash.serves(q, v) and known.grad_lse is None
+    fused = fused and (scoring is None or (scoring.is_bias and not scoring.is_trained))
     footprint = _footprint(inputs, fused=fused, backward=True)
     for piece in pieces(plan, part, footprint, _BUDGET):
         mask = None if piece.mask is None else piece.mask.to(q.device)
         blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
         merged = (piece.queries(known.out), piece.queries(known.lse))
         above = piece.queries(known.grad)
+        steps = None if scoring is None else scoring.at(piece, blocks[0], scale)
         if fused:
-            found = flash.backward(above, *blocks, *merged, mask, scale)
+            bias = None if steps is None else steps.bias()
+            found = flash.backward(above, *blocks, *merged, mask, scale, bias)
         else:
             lse = None if known.grad_lse is None else piece.queries(known.grad_lse)
-            found = plain.backward(above, lse, *blocks, *merged, mask, scale)
+            found = plain.backward(above, lse, *blocks, *merged, mask, scale, steps)
         piece.add_queries(grads.query, found[0])
         piece.add_keys(grads.key, found[1])
         piece.add_keys(grads.value, found[2])
@@ -140,19 +169,23 @@ def _backward_block(
 
 def _footprint(inputs: Inputs, *, fused: bool, backward: bool) -> Footprint:
     """What the products hold at once. The fused operator keeps no scores; the plain one does."""
-    q, k, v = inputs
+    q, k, v, scoring = inputs
     size = max(q.element_size(), 4)
     heads, key_heads = q.shape[0], k.shape[0]
     query = heads * (q.shape[2] if backward else v.shape[2]) * size
     key = key_heads * (k.shape[2] + v.shape[2]) * size if backward else 0
-    return Footprint(query, key, 0 if fused else 3 * heads * size)
+    if fused:
+        return Footprint(query, key, 0)
+    pair = 3 if scoring is None else 5
+    square = 2 if scoring is not None and scoring.has_tables else 0
+    return Footprint(query, key, pair * heads * size, square * heads * size)
 
 
 def _forward_reordered(
     part: Reordered, inputs: Inputs, out: Tensor, lse: Tensor, scale: float, *, first: bool
 ) -> None:
     for heads, key_heads in _few_heads(part, inputs):
-        some = _in_order(part, inputs, heads, key_heads)
+        some = inputs.of_heads(heads, key_heads).in_order(part.q_order, part.k_order)
         new_out = out.new_zeros(*some.query.shape[:2], out.shape[2])
         new_lse = lse.new_full(some.query.shape[:2], -torch.inf)
         forward(part.plan, some, new_out, new_lse, scale)
@@ -160,10 +193,10 @@ def _forward_reordered(
 
 
 def _backward_reordered(
-    part: Reordered, inputs: Inputs, known: Known, grads: Inputs, scale: float
+    part: Reordered, inputs: Inputs, known: Known, grads: Gradients, scale: float
 ) -> None:
     for heads, key_heads in _few_heads(part, inputs):
-        some = _in_order(part, inputs, heads, key_heads)
+        some = inputs.of_heads(heads, key_heads).in_order(part.q_order, part.k_order)
         order = part.q_order
         above = known.grad_lse
         merged = Known(
@@ -173,22 +206,16 @@ def _backward_reordered(
             pick(known.grad[heads], order),
             None if above is None else pick(above[heads], order),
         )
-        found = Inputs(*(torch.zeros_like(x, dtype=grads.query.dtype) for x in some))
+        found = Gradients(*(torch.zeros_like(x, dtype=grads.query.dtype) for x in some[:3]))
         backward(part.plan, some, merged, found, scale)
         add(grads.query[heads], part.q_order, found.query)
         add(grads.key[key_heads], part.k_order, found.key)
         add(grads.value[key_heads], part.k_order, found.value)
 
 
-def _in_order(part: Reordered, inputs: Inputs, heads: slice, key_heads: slice) -> Inputs:
-    q, k, v = inputs
-    keys, values = (pick(x[key_heads], part.k_order) for x in (k, v))
-    return Inputs(pick(q[heads], part.q_order), keys, values)
-
-
 def _few_heads(part: Reordered, inputs: Inputs) -> Iterator[tuple[slice, slice]]:
     """Query heads and their key heads, so few at a time that their copies stay small."""
-    q, k, v = inputs
+    q, k, v, _ = inputs
     groups = q.shape[0] // max(k.shape[0], 1)
     places = part.plan.q_tokens.length * groups + part.plan.k_tokens.length
     each = places * (q.shape[2] + v.shape[2]) * q.element_size()

@@ -7,6 +7,8 @@ in ``plain``.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -25,11 +27,14 @@ def serves(query: Tensor, value: Tensor) -> bool:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp; 0 and -inf for a row that may look at nobody."""
+    """Output and log-sum-exp; 0 and -inf for a row that may look at nobody.
+
+    bias: (N or 1, H or 1, R, C), added to the scores.
+    """
     assert _FORWARD is not None
-    out, lse = _FORWARD(q, k, v, 0.0, False, attn_mask=_additive(mask, q.dtype), scale=scale)
+    out, lse = _FORWARD(q, k, v, 0.0, False, attn_mask=_additive(mask, bias, q), scale=scale)
     if mask is not None:
         empty = ~mask.any(-1)
         if bool(empty.any()):
@@ -47,14 +52,34 @@ def backward(
     lse: Tensor,
     mask: Tensor | None,
     scale: float,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, given the *merged* out and lse of each row (+inf for empty rows)."""
     assert _BACKWARD is not None
-    bias = _additive(mask, q.dtype)
-    return _BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)  # type: ignore[no-any-return]
+    grad, q, k, v, out = (_computed(x) for x in (grad, q, k, v, out))
+    added = _additive(mask, bias, q)
+    return _BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=added, scale=scale)  # type: ignore[no-any-return]
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _computed(x: Tensor) -> Tensor:
+    """x in the type that the backward pass computes with.
+
+    Without matrix units for half types it is slower in them than in float32, and rounds more.
+    """
+    halved = x.dtype.itemsize < 4 and not _has_units(x.dtype)
+    return x.float() if halved else x
+
+
+@cache
+def _has_units(dtype: torch.dtype) -> bool:
+    name = "_is_amx_fp16_supported" if dtype is torch.float16 else "_is_amx_tile_supported"
+    return bool(getattr(torch.cpu, name, lambda: False)())
+
+
+def _additive(mask: Tensor | None, bias: Tensor | None, q: Tensor) -> Tensor | None:
+    """What the operator adds to the scores: 0 or the bias, -inf for who may not look."""
+    if bias is not None:
+        return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     if mask is None:
         return None
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    return torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)

@@ -21,7 +21,7 @@ from eyeline.kernels.request import Request
 from eyeline.patterns import Pattern
 from eyeline.patterns.remember import remember
 from eyeline.planning.blocks import block_mask
-from eyeline.tokens import Tokens
+from eyeline.tokens import Tokens, default_tokens
 
 NAME = "flex"
 
@@ -33,6 +33,10 @@ _MOST_COMPILED = 64
 
 def refusal(request: Request) -> str | None:
     """Why FlexAttention cannot serve the request, or None. Nothing is compiled to find out."""
+    if any(step is not request.called for step in request.steps):
+        return "of changes to scores it takes one callable alone"
+    if request.called is not None and not _slots_are_positions(request):
+        return "it gives a callable score_mod slots, and here they are not the positions"
     device = request.query.device.type
     if device not in ("cuda", "cpu"):
         return f"it runs on cuda and cpu, not on {device}"
@@ -77,12 +81,19 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 
     result = compiled(request.query.device.type)(
         request.query, request.key, request.value,
+        score_mod=None if request.called is None else request.called.callable,
         block_mask=_mask_of(request),
         scale=request.scale,
         enable_gqa=request.groups > 1,
         return_aux=AuxRequest(lse=True) if request.wants_lse else None,
     )  # fmt: skip
     return (result[0], result[1].lse) if request.wants_lse else (result, None)
+
+
+def _slots_are_positions(request: Request) -> bool:
+    default = default_tokens(request.query.shape[2], request.key.shape[2])
+    starts_at_0 = request.query.shape[2] == request.key.shape[2]
+    return starts_at_0 and (request.q_tokens, request.k_tokens) == default
 
 
 @cache

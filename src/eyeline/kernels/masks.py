@@ -1,4 +1,4 @@
-"""Dense masks of whole requests, remembered for the layers that ask the same question again."""
+"""Dense masks and biases of whole requests; masks are remembered for layers that ask again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from eyeline.kernels.request import Request
 from eyeline.patterns import Pattern
 from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask
+from eyeline.scores import Pairs
 from eyeline.tokens import Tokens
 
 
@@ -26,21 +27,49 @@ def visible(request: Request) -> tuple[Tensor | None, Tensor | None]:
     return _visible(*_key(request))
 
 
-_Key = tuple[Pattern, Tokens, Tokens, int, int, torch.device]
+def additive(request: Request) -> tuple[Tensor | None, Tensor | None]:
+    """``visible`` with what additive steps add: a bool mask, or numbers, (B or 1, H or 1, L, S)."""
+    mask, some = visible(request)
+    if not request.steps:
+        return mask, some
+    batch, heads, queries, _ = request.query.shape
+    wide = torch.promote_types(request.query.dtype, torch.float32)
+    bias = request.query.new_zeros(batch, heads, queries, request.key.shape[2], dtype=wide)
+    for step in request.score_steps:
+        bias = step.define(bias, pairs_of(request))
+    if mask is not None:
+        bias = bias.masked_fill(~mask, -torch.inf)
+    if bias.device.type != "cpu":
+        # There SDPA wants the query's type. What is looked at most then loses least by rounding.
+        bias = (bias - bias.detach().amax(-1, keepdim=True)).to(request.query.dtype)
+    return bias, some
+
+
+def pairs_of(request: Request) -> Pairs:
+    """All pairs of the request, as the steps see them."""
+    return Pairs(request.query, request.scale, request.q_tokens, request.k_tokens)
+
+
+_Key = tuple[Pattern, Tokens, Tokens, int | None, int | None, torch.device]
 
 
 def _key(request: Request) -> _Key:
     varies = bool(request.pattern.varies_by - {"length"})
-    batch, heads = request.query.shape[:2] if varies else (0, 0)
+    batch, heads = request.query.shape[:2] if varies else (None, None)
     tokens = request.q_tokens, request.k_tokens
     return (request.pattern, *tokens, batch, heads, request.query.device)
 
 
 @remember(maxsize=16)
 def _dense(
-    pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int, device: torch.device
+    pattern: Pattern,
+    q: Tokens,
+    k: Tokens,
+    batch: int | None,
+    heads: int | None,
+    device: torch.device,
 ) -> Tensor:
-    if batch and heads:
+    if batch is not None and heads is not None:
         return dense_mask(pattern, q_tokens=q, k_tokens=k, batch=batch, heads=heads).to(device)
     mask = dense_mask(pattern, q_tokens=q, k_tokens=k).to(device)
     return mask.unsqueeze(1) if mask.dim() == 3 else mask
@@ -48,7 +77,12 @@ def _dense(
 
 @remember(maxsize=16)
 def _visible(
-    pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int, device: torch.device
+    pattern: Pattern,
+    q: Tokens,
+    k: Tokens,
+    batch: int | None,
+    heads: int | None,
+    device: torch.device,
 ) -> tuple[Tensor | None, Tensor | None]:
     mask = _dense(pattern, q, k, batch, heads, device)
     if bool(mask.all()):

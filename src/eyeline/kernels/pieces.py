@@ -6,6 +6,7 @@ tensor (heads, length, width), and how to add what was computed for them back.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,11 +54,22 @@ class Piece(ABC):
 
 
 class Footprint(NamedTuple):
-    """Working memory of a piece, in bytes: for each query, for each key, and for each pair."""
+    """Working memory of a piece, in bytes: for each query, for each key, and for each pair.
+
+    square: for each pair of two queries of a block, as where something is kept for each query and
+    each diagonal.
+    """
 
     query: int
     key: int
     pair: int
+    square: int = 0
+
+    def rows(self, columns: int, budget: int) -> int:
+        """How many queries may meet so many keys: r² · square + r · (query + columns · pair)."""
+        each = max(self.query + columns * self.pair, 1)
+        root = math.isqrt(each * each + 4 * self.square * budget)
+        return max(2 * budget // (each + root), 1)
 
 
 def pieces(plan: Plan, part: Block, footprint: Footprint, budget: int) -> Iterator[Piece]:
@@ -66,7 +78,7 @@ def pieces(plan: Plan, part: Block, footprint: Footprint, budget: int) -> Iterat
         yield from _slab_pieces(plan, part, footprint, budget)
         return
     block = part.rows * footprint.query + part.columns * footprint.key
-    block += part.rows * part.columns * footprint.pair
+    block += part.rows * (part.columns * footprint.pair + part.rows * footprint.square)
     count = max(budget // max(block, 1), 1)
     if isinstance(part, Gathered):
         for q0, k0 in zip(part.q0.split(count), part.k0.split(count), strict=True):
@@ -79,11 +91,12 @@ def pieces(plan: Plan, part: Block, footprint: Footprint, budget: int) -> Iterat
 
 
 def _slab_pieces(plan: Plan, part: Slab, footprint: Footprint, budget: int) -> Iterator[Piece]:
-    pair = max(footprint.pair, _MASK_BYTES if part.masked else 0)
+    if part.masked:
+        footprint = footprint._replace(pair=max(footprint.pair, _MASK_BYTES))
     # What costs nothing for keys is not split along them: that saves merges.
-    key = max(footprint.key, _FEWEST_ROWS * pair)
+    key = max(footprint.key, _FEWEST_ROWS * footprint.pair)
     columns = min(max(budget // key, _FEWEST_ROWS), part.columns) if key else part.columns
-    rows = max(budget // max(footprint.query + columns * pair, 1), 1)
+    rows = footprint.rows(columns, budget)
     for q0, height in _cuts(part.q0, part.rows, rows):
         for k0, width in _cuts(part.k0, part.columns, columns):
             mask = plan.mask(q0, height, k0, width) if part.masked else None

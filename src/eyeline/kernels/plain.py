@@ -1,7 +1,8 @@
 """The product of one block of queries with one block of keys, in plain tensor operations.
 
-Serves every device, dtype and width, and the gradient of the log-sum-exp. Shapes: q (N, H, R, E),
-k (N, Hk, C, E), v (N, Hk, C, Ev), mask bool (R, C) or None, out (N, H, R, Ev), lse (N, H, R).
+Serves every device, dtype and width, the gradient of the log-sum-exp, and steps that change
+scores, weights or output. Shapes: q (N, H, R, E), k (N, Hk, C, E), v (N, Hk, C, Ev), mask bool
+(R, C) or None, out (N, H, R, Ev), lse (N, H, R).
 """
 
 from __future__ import annotations
@@ -9,18 +10,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyeline.kernels.steps import Steps
+
 NAME = "plain"
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, steps: Steps | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp; 0 and -inf for a row that may look at nobody."""
-    score = _scores(q, k, mask, scale)
-    lse = score.logsumexp(-1, keepdim=True)
-    weight = score.sub_(lse.masked_fill(lse == -torch.inf, 0.0)).exp_()
+    score, _ = scores(q, k, mask, scale, steps)
+    top = score.amax(-1, keepdim=True)
+    top = top.masked_fill_(top == -torch.inf, 0.0)
+    weight = score.sub_(top).exp_()
+    total = weight.sum(-1, keepdim=True)
+    if steps is not None:
+        weight = steps.weigh(weight)
     out = _times(weight, _wide(v))
-    return out.to(v.dtype), lse.squeeze(-1)
+    if steps is not None:
+        out = steps.extra(out, weight)
+    out = out.div_(total.masked_fill(total == 0.0, 1.0))
+    return out.to(v.dtype), total.log_().add_(top).squeeze(-1)
 
 
 def backward(
@@ -33,28 +43,60 @@ def backward(
     lse: Tensor,
     mask: Tensor | None,
     scale: float,
+    steps: Steps | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, given the *merged* out and lse of each row (+inf for empty rows).
 
     With P = exp(score - lse):  dv = Pᵀ·grad,  dS = P·(grad·vᵀ - delta),  dq = scale·dS·k,
-    dk = scale·dSᵀ·q,  where delta = Σ grad·out - grad_lse.
+    dk = scale·dSᵀ·q,  where delta = Σ grad·out - grad_lse. Steps change P, grad·vᵀ and dS.
     """
-    weight = _scores(q, k, mask, scale).sub_(lse.unsqueeze(-1)).exp_()
+    score, kept = scores(q, k, mask, scale, steps)
+    weight = score.sub_(lse.unsqueeze(-1)).exp_()
+    used = weight if steps is None else steps.weigh(weight)
     grad_wide, out_wide = _wide(grad), _wide(out)
     delta = (grad_wide * out_wide).sum(-1, keepdim=True)
     if grad_lse is not None:
         delta = delta - grad_lse.unsqueeze(-1)
     heads = k.shape[1]
-    grad_v = _folded(weight, heads).transpose(-2, -1) @ _folded(grad_wide, heads)
-    slope = _times(grad_wide, _wide(v).transpose(-2, -1)).sub_(delta).mul_(weight).mul_(scale)
+    grad_v = _folded(used, heads).transpose(-2, -1) @ _folded(grad_wide, heads)
+    slope = _times(grad_wide, _wide(v).transpose(-2, -1))
+    if steps is not None:
+        slope = steps.slope_of_extra(slope, grad_wide, used)
+        slope = steps.slope_of_weight(slope, weight)
+    slope = slope.sub_(delta).mul_(weight)
+    return (*through_scores(slope, q, k, scale, steps, kept), grad_v)
+
+
+def through_scores(
+    slope: Tensor,
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    steps: Steps | None,
+    kept: list[Tensor | None],
+) -> tuple[Tensor, Tensor]:
+    """The slope of changed scores, which is used up, to the gradients of q and k."""
+    if steps is not None:
+        slope = steps.slope_before(slope, kept)
+    slope = slope.mul_(scale)
     grad_q = _times(slope, _wide(k))
+    heads = k.shape[1]
     grad_k = _folded(slope, heads).transpose(-2, -1) @ _folded(_wide(q), heads)
-    return grad_q, grad_k, grad_v
+    for more in steps.block.grad_query if steps is not None else ():
+        grad_q = grad_q.add_(more)
+    return grad_q, grad_k
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    score = _times(_wide(q), _wide(k).transpose(-2, -1)).mul_(scale)
-    return score if mask is None else score.masked_fill_(~mask, -torch.inf)
+def scores(
+    q: Tensor, k: Tensor, mask: Tensor | None, scale: float, steps: Steps | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Changed scores, -inf under the mask, and what the steps' derivatives need of them."""
+    score = _times(_wide(q) * scale, _wide(k).transpose(-2, -1))
+    score, kept = (score, []) if steps is None else steps.change(score)
+    if mask is not None:
+        # Adding numbers of the same type takes a quarter of the time of filling under bools.
+        score.add_(torch.zeros_like(mask, dtype=score.dtype).masked_fill_(~mask, -torch.inf))
+    return score, kept
 
 
 def _times(rows: Tensor, keys: Tensor) -> Tensor:

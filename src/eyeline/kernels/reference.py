@@ -1,9 +1,9 @@
 """The oracle: the whole matrix, readable from top to bottom. Every kernel is compared with it.
 
-    score[i, j] = scale · query[i] · key[j]          where i may look at j, else -inf
+    score[i, j] = scale · query[i] · key[j], changed by the score steps;  -inf where i may not look
     lse[i]      = log Σ_j exp(score[i, j])
-    weight      = exp(score - lse)
-    output[i]   = Σ_j weight[i, j] · value[j]
+    weight      = exp(score - lse), changed by the weight steps
+    output[i]   = Σ_j weight[i, j] · value[j], and what the output steps add
 
 A query that may look at nobody gets output 0 and lse -inf. Time and memory are L·S. All
 derivatives exist: second ones, forward mode, vmap.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyeline.kernels.masks import mask_of
+from eyeline.kernels.masks import mask_of, pairs_of
 from eyeline.kernels.request import Request
 
 NAME = "reference"
@@ -28,8 +28,10 @@ def refusal(request: Request) -> str | None:
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """output (B, H, L, Ev) and lse (B, H, L); lse is float32 or float64."""
     weight, lse = weights(request)
-    value = _per_query_head(request.value.to(weight.dtype), request)
-    return (weight @ value).to(request.value.dtype), lse
+    out = weight @ _per_query_head(request.value.to(weight.dtype), request)
+    for step in request.output_steps:
+        out = out + step.define(weight, pairs_of(request))
+    return out.to(request.value.dtype), lse
 
 
 def weights(request: Request) -> tuple[Tensor, Tensor]:
@@ -37,6 +39,9 @@ def weights(request: Request) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(request.query.dtype, torch.float32)
     key = _per_query_head(request.key.to(wide), request)
     score = request.scale * (request.query.to(wide) @ key.transpose(-2, -1))
+    pairs = pairs_of(request)
+    for step in request.score_steps:
+        score = step.define(score, pairs)
     allowed = mask_of(request)
     some = allowed.any(-1)
     # An empty row is given real scores first and taken out afterwards, so that no derivative
@@ -44,6 +49,8 @@ def weights(request: Request) -> tuple[Tensor, Tensor]:
     score = score.masked_fill(~(allowed | ~some.unsqueeze(-1)), -torch.inf)
     lse = score.logsumexp(-1)
     weight = (score - lse.unsqueeze(-1)).exp().masked_fill(~allowed, 0.0)
+    for change in request.weight_steps:
+        weight = change.define(weight, pairs)
     return weight, lse.masked_fill(~some, -torch.inf)
 
 

@@ -1,40 +1,49 @@
 """Exact attention over the parts of a plan: work for the pairs that look, memory linear in length.
 
-The front door: which batch rows and heads share a plan, and the derivative. What is done with a
-plan is in ``execute``.
+The front door and the derivative. Which batch rows and heads share a plan is in ``sheets``, what
+is done with a plan in ``execute``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from eyeline.kernels.execute import Inputs, Known, backward, forward
+from eyeline.kernels import scoring
+from eyeline.kernels.execute import Gradients, Known, backward, forward
+from eyeline.kernels.once import only_once
 from eyeline.kernels.request import Request
-from eyeline.planning.peeling import common
+from eyeline.kernels.sheets import Sheet, Strip, strips
+from eyeline.kernels.steps import Pairing
 from eyeline.planning.planner import planned
 from eyeline.planning.plans import Plan
-from eyeline.tokens import Tokens
+from eyeline.scores import Step, Table
 
 NAME = "tiles"
 
 
 def refusal(request: Request) -> str | None:
-    """Tiles serve every exact pattern."""
-    return None
+    """Why tiles cannot serve the request, or None. They serve every exact pattern."""
+    if _transformed():
+        return "inside torch.func's transforms: the reference has derivatives of every kind"
+    return scoring.refusal(request)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """output (B, H, L, Ev) and lse (B, H, L); first derivatives of both."""
-    sheets = tuple(_sheets(request))
-    tensors = (_dense_rows(x) for x in (request.query, request.key, request.value))
-    out, lse = _Tiles.apply(*tensors, request.scale, sheets)  # type: ignore[no-untyped-call]
+    work = work_of(request, scoring.firsts(request))
+    tensors = (request.query, request.key, request.value, *scoring.tables(request))
+    out, lse = _Tiles.apply(work, *tensors)  # type: ignore[no-untyped-call]
     return out, lse
+
+
+# Not public in torch. Without it torch.func says itself that it cannot.
+_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 def first_plan(request: Request) -> Plan:
@@ -43,46 +52,21 @@ def first_plan(request: Request) -> Plan:
     return planned(request.pattern.at(0, 0), q, k)
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """One batch row and some neighbouring heads that share a plan.
+@final
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is done with the tensors of a call. steps: each with the first distance of its table."""
 
-    first: whether no sheet before this one is about the same row and heads.
-    """
-
-    row: int
-    heads: slice
-    key_heads: slice
-    plan: Plan
-    first: bool = True
+    scale: float
+    strips: tuple[Strip, ...]
+    steps: tuple[tuple[Step, int], ...]
 
 
-def _sheets(request: Request) -> Iterator[Sheet]:
-    pattern, q, k = request.pattern, request.q_tokens.host, request.k_tokens.host
-    heads = slice(0, request.query.shape[1])
-    for row in range(request.query.shape[0]):
-        tokens = q.row(row), k.row(row)
-        if "head" in pattern.varies_by:
-            yield from _head_by_head(request, row, tokens)
-        else:
-            yield _sheet(request, row, heads, planned(pattern.at(row, 0), *tokens))
-
-
-def _head_by_head(request: Request, row: int, tokens: tuple[Tokens, Tokens]) -> Iterator[Sheet]:
-    """What all heads look at is computed for all at once, the rest for each."""
-    heads, shared = request.query.shape[1], common(request.pattern)
-    alone = isinstance(shared, bool)
-    if not isinstance(shared, bool):
-        yield _sheet(request, row, slice(0, heads), planned(shared.at(row, 0), *tokens))
-    for head in range(heads):
-        own = request.pattern.at(row, head)
-        rule = own if isinstance(shared, bool) else own & ~shared.at(row, head)
-        yield _sheet(request, row, slice(head, head + 1), planned(rule, *tokens), first=alone)
-
-
-def _sheet(request: Request, row: int, heads: slice, plan: Plan, *, first: bool = True) -> Sheet:
-    groups = request.groups
-    return Sheet(row, heads, slice(heads.start // groups, -(-heads.stop // groups)), plan, first)
+def work_of(request: Request, firsts: Sequence[int]) -> Work:
+    """The work for a request, whose steps have tables that begin at the distances ``firsts``."""
+    return Work(
+        request.scale, tuple(strips(request)), tuple(zip(request.steps, firsts, strict=True))
+    )
 
 
 class _Tiles(torch.autograd.Function):
@@ -90,51 +74,114 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sheets: tuple[Sheet, ...],
+        ctx: Any, work: Work, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(query.dtype, torch.float32)
-        # Half types are merged in float32 and rounded once.
-        out = value.new_zeros(*query.shape[:3], value.shape[-1], dtype=wide)
-        lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
-        for sheet in sheets:
-            of, keys = (sheet.row, sheet.heads), (sheet.row, sheet.key_heads)
-            inputs = Inputs(query[of], key[keys], value[keys])
-            forward(sheet.plan, inputs, out[of], lse[of], scale, first=sheet.first)
-        out = out.to(value.dtype)
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.scale, ctx.sheets = scale, sheets
+        out, lse = results(work, query, key, value, tables)
+        ctx.save_for_backward(query, key, value, out, lse, *tables)
+        ctx.work = work
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-            return _gradients(ctx, grad, grad_lse)
+        query, key, value, out, lse, *tables = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[4:]
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            tensors = (query, key, value, out, lse)
+            found = gradients(ctx.work, *tensors, tables, wanted, grad, grad_lse)
+        of = (query, key, value, *tables, grad, grad_lse)
+        return None, *only_once("attention by tiles", found, *of)
 
 
-def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    query, key, value, out, lse = ctx.saved_tensors
+def results(
+    work: Work, query: Tensor, key: Tensor, value: Tensor, tables: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, without a derivative."""
+    query, key, value = (_dense_rows(x) for x in (query, key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
-    grads = tuple(torch.zeros_like(x, dtype=wide) for x in (query, key, value))
+    # Half types are merged in float32 and rounded once.
+    out = value.new_zeros(*query.shape[:3], value.shape[-1])
+    lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
+    pairing = paired(work.steps, tables, (None,) * len(work.steps))
+    for strip in work.strips:
+        with _summed(wide, out[strip.row, strip.heads]) as (sums,):
+            for sheet in strip.sheets:
+                of = _within(sheet.heads, strip.heads)
+                inputs = sheet.inputs(query, key, value, pairing)
+                found = sums[of], lse[sheet.row, sheet.heads]
+                forward(sheet.plan, inputs, *found, work.scale, first=sheet.first)
+    return out, lse
+
+
+def gradients(
+    work: Work,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    tables: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    grad: Tensor | None,
+    grad_lse: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Those of query, key, value, and of each table that is wanted, from what ``results`` gave."""
+    query, key, value = (_dense_rows(x) for x in (query, key, value))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grads = tuple(torch.zeros_like(x) for x in (query, key, value))
+    slopes = tuple(
+        torch.zeros_like(table) if table is not None and wants else None
+        for table, wants in zip(tables, wanted, strict=True)
+    )
+    pairing = paired(work.steps, tables, slopes)
     grad = _dense_rows(grad) if grad is not None else torch.zeros_like(out)
     # exp(score - inf) = 0: an empty row, whose score - lse would be inf - inf, adds nothing.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     if grad_lse is not None:
         grad_lse = grad_lse.masked_fill(lse == torch.inf, 0.0)
-    for sheet in ctx.sheets:
-        of, keys = (sheet.row, sheet.heads), (sheet.row, sheet.key_heads)
-        above = grad_lse[of] if grad_lse is not None else None
-        known = Known(out[of], lse[of], grad[of], above)
-        inputs = Inputs(query[of], key[keys], value[keys])
-        found = Inputs(grads[0][of], grads[1][keys], grads[2][keys])
-        backward(sheet.plan, inputs, known, found, ctx.scale)
-    return (*(g.to(query.dtype) for g in grads), None, None)
+    for strip in work.strips:
+        places = (strip.heads, strip.key_heads, strip.key_heads)
+        whole = (x[strip.row, heads] for x, heads in zip(grads, places, strict=True))
+        with _summed(wide, *whole) as sums:
+            for sheet in strip.sheets:
+                known = _known(sheet, out, lse, grad, grad_lse)
+                inputs = sheet.inputs(query, key, value, pairing)
+                of = _within(sheet.heads, strip.heads)
+                keys = _within(sheet.key_heads, strip.key_heads)
+                found = Gradients(sums[0][of], sums[1][keys], sums[2][keys])
+                backward(sheet.plan, inputs, known, found, work.scale)
+    return (*grads, *slopes)
+
+
+def _known(sheet: Sheet, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None) -> Known:
+    of = sheet.row, sheet.heads
+    return Known(out[of], lse[of], grad[of], None if grad_lse is None else grad_lse[of])
+
+
+@contextmanager
+def _summed(wide: torch.dtype, *whole: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Where to add up what belongs into ``whole``: there, or in wider tensors beside it."""
+    sums = tuple(x if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in whole)
+    yield sums
+    for x, total in zip(whole, sums, strict=True):
+        if x is not total:
+            x.copy_(total)
+
+
+def _within(heads: slice, strip: slice) -> slice:
+    return slice(heads.start - strip.start, heads.stop - strip.start)
+
+
+def paired(
+    steps: tuple[tuple[Step, int], ...],
+    tables: Sequence[Tensor | None],
+    slopes: Sequence[Tensor | None],
+) -> Pairing:
+    """Steps with the first distances of their tables, the tables, and where slopes are added up."""
+    return tuple(
+        (step, None if table is None else Table(table, first, slope))
+        for (step, first), table, slope in zip(steps, tables, slopes, strict=True)
+    )
 
 
 def _dense_rows(x: Tensor) -> Tensor:

@@ -1,9 +1,19 @@
-"""Building blocks of models: projections, feed-forward, norms."""
+"""Building blocks of models: attention, feed-forward, norms, blocks, stacks."""
 
+from eyeline.layers.attention import LayerCache as LayerCache
+from eyeline.layers.attention import MultiHeadAttention as MultiHeadAttention
+from eyeline.layers.attention import Projected as Projected
+from eyeline.layers.block import Block as Block
+from eyeline.layers.block import DecoderBlock as DecoderBlock
+from eyeline.layers.feedforward import FeedForward as FeedForward
 from eyeline.layers.feedforward import GatedFeedForward as GatedFeedForward
+from eyeline.layers.norm import RMSNorm as RMSNorm
 from eyeline.layers.norm import rms_norm as rms_norm
 from eyeline.layers.packed import PackedLinear as PackedLinear
 from eyeline.layers.packed import can_pack as can_pack
 from eyeline.layers.packed import pack as pack
 from eyeline.layers.packed import weight_bytes as weight_bytes
 from eyeline.layers.rows import by_rows as by_rows
+from eyeline.layers.shape import BlockShape as BlockShape
+from eyeline.layers.stack import DecoderStack as DecoderStack
+from eyeline.layers.stack import Stack as Stack

@@ -2,26 +2,97 @@
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Callable
+from typing import Literal, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from eyeline.errors import InvalidArgument
+from eyeline.layers.checks import check_sizes
+from eyeline.mechanisms.exact import probability
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+"""relu(x) = max(x, 0); gelu(x) = x Φ(x); gelu_tanh, its approximation by tanh; silu(x) = x σ(x)."""
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+@final
+class FeedForward(nn.Module):
+    """W_down f(W_up x + b_up) + b_down: x (…, width) → (…, hidden) → (…, width).
+
+    activation: f, by name. dropout: of f's results, while training. Vaswani et al. 2017 (relu);
+    BERT ("gelu"), GPT-2 ("gelu_tanh").
+
+    Raises InvalidArgument for sizes below 1, another activation, and a dropout that is not a
+    probability below 1.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: Activation = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_sizes(width=width, hidden=hidden)
+        self.activation = _known(activation)
+        self.dropout = probability("dropout", dropout)
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = _ACTIVATIONS[self.activation](self.up(x))
+        if self.dropout and self.training:
+            inner = functional.dropout(inner, self.dropout)
+        out: Tensor = self.down(inner)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, dropout={self.dropout:g}"
 
 
 @final
 class GatedFeedForward(nn.Module):
-    """W_down (silu(W_gate x) ⊙ W_up x), without biases.
+    """W_down (f(W_gate x) ⊙ W_up x), without biases.
 
     x: (…, width) → (…, width). W_gate and W_up are the two halves of one projection, so that a
-    single row reads one long weight. Shazeer 2020, "GLU Variants Improve Transformer".
+    single row reads one long weight. activation: f, by name; "silu" as in Llama (SwiGLU), "gelu"
+    is GEGLU. Shazeer 2020, "GLU Variants Improve Transformer".
+
+    Raises InvalidArgument for sizes below 1 and another activation.
     """
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, *, activation: Activation = "silu") -> None:
         super().__init__()
+        check_sizes(width=width, hidden=hidden)
+        self.activation = _known(activation)
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        down: Tensor = self.down(functional.silu(gate).mul_(up))
+        inner = _ACTIVATIONS[self.activation](gate)
+        # In place only where no derivative will ask for what relu gave.
+        inner = inner * up if torch.is_grad_enabled() else inner.mul_(up)
+        down: Tensor = self.down(inner)
         return down
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"
+
+
+def _known(activation: str) -> str:
+    if activation not in _ACTIVATIONS:
+        raise InvalidArgument(f"activation={activation!r}: it is one of {', '.join(_ACTIVATIONS)}")
+    return activation

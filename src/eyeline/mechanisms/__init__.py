@@ -1,3 +1,6 @@
 """What an attention layer can be given to look with."""
 
+from eyeline.mechanisms.additive import Additive as Additive
 from eyeline.mechanisms.exact import Exact as Exact
+from eyeline.mechanisms.extra_keys import ExtraKeys as ExtraKeys
+from eyeline.mechanisms.extra_tokens import ExtraTokens as ExtraTokens

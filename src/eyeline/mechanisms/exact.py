@@ -6,8 +6,10 @@ from typing import final
 
 from torch import Tensor, nn
 
-from eyeline.functional import attention
-from eyeline.patterns import Pattern
+from eyeline.errors import InvalidArgument
+from eyeline.functional import attention, attention_weights
+from eyeline.functional.checks import PatternLike, ScoreModLike, as_pattern, as_score_mods
+from eyeline.patterns import Full
 from eyeline.tokens import Tokens
 
 
@@ -15,14 +17,33 @@ from eyeline.tokens import Tokens
 class Exact(nn.Module):
     """out = attention(query, key, value, pattern): softmax over the keys each query may look at.
 
+    score_mod: a ScoreMod, several in order, or a FlexAttention callable; trained ones belong to
+    the module's parameters. scale: 1/√E if not given. dropout: the probability with which a
+    weight is left out while training; in eval nothing is.
+
     Causality is the pattern's own: with a causal pattern no past output depends on the future
     ("functional"). It decodes from a cache, since ``pattern.needed`` says what to keep.
+
+    Raises InvalidArgument for a dropout that is not a probability below 1, and for what is no
+    pattern or no score_mod.
     """
 
-    def __init__(self, pattern: Pattern, *, scale: float | None = None) -> None:
+    def __init__(
+        self,
+        pattern: PatternLike = Full(),
+        *,
+        score_mod: ScoreModLike = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.pattern = pattern
+        self.pattern = as_pattern(pattern)
+        self.score_mods = as_score_mods(score_mod)
         self.scale = scale
+        self.dropout = probability("dropout", dropout)
+        trained = [x for x in self.score_mods if isinstance(x, nn.Module)]
+        if trained:  # so that they are found as parts of the module
+            self.trained = nn.ModuleList(trained)
 
     def forward(
         self,
@@ -35,8 +56,34 @@ class Exact(nn.Module):
     ) -> Tensor:
         """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, Ev) to (B, H, L, Ev); see ``attention``."""
         return attention(
-            query, key, value, self.pattern, scale=self.scale, q_tokens=q_tokens, k_tokens=k_tokens
-        )
+            query, key, value, self.pattern,
+            score_mod=self.score_mods, scale=self.scale,
+            dropout_p=self.dropout if self.training else 0.0, q_tokens=q_tokens, k_tokens=k_tokens,
+        )  # fmt: skip
+
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """The weight of each pair, (B, H, L, S), before dropout; see ``attention_weights``."""
+        return attention_weights(
+            query, key, self.pattern,
+            score_mod=self.score_mods, scale=self.scale, q_tokens=q_tokens, k_tokens=k_tokens,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return str(self.pattern)
+        untrained = [x for x in self.score_mods if not isinstance(x, nn.Module)]
+        parts = [str(self.pattern), *(str(x) for x in untrained)]
+        parts += [f"scale={self.scale:g}"] if self.scale is not None else []
+        return ", ".join(parts + ([f"dropout={self.dropout:g}"] if self.dropout else []))
+
+
+def probability(name: str, p: float) -> float:
+    """p as a float. Raises InvalidArgument unless it is a number from 0 to below 1."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p < 1.0:
+        raise InvalidArgument(f"{name}={p!r}: a probability from 0 to below 1")
+    return float(p)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
 
@@ -37,22 +37,24 @@ class Blocks(Pattern):
 
     layout: Tensor
     size: int
+    _cells: tuple[tuple[int, ...], ...] | None = field(init=False, repr=False)
 
     def __init__(self, layout: Tensor | Sequence[Sequence[int | bool]], size: int) -> None:
         check_whole("blocks size", size, least=1)
-        object.__setattr__(self, "layout", _table(layout))
+        rows = None if isinstance(layout, Tensor) else _rows(layout)
+        given = (
+            layout
+            if isinstance(layout, Tensor)
+            else torch.tensor(rows, dtype=torch.bool, device="cpu")
+        )
+        table = _table(given)
+        object.__setattr__(self, "layout", table)
         object.__setattr__(self, "size", size)
+        object.__setattr__(self, "_cells", _cells(table, rows))
 
     @property
     def bound(self) -> tuple[Pattern, ...]:
         return () if self._cells is not None else (self,)
-
-    @cached_property
-    def _cells(self) -> tuple[tuple[int, ...], ...] | None:
-        """The layout as a value, if it is small."""
-        if self.layout.numel() > MOST_CELLS:
-            return None
-        return tuple(tuple(row) for row in self.layout.long().tolist())
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Blocks) or self._cells is None:
@@ -108,22 +110,30 @@ class Blocks(Pattern):
             )
 
 
-def _table(layout: Tensor | Sequence[Sequence[int | bool]]) -> Tensor:
+def _table(layout: Tensor) -> Tensor:
     """The layout as a bool tensor of our own on the CPU."""
-    if isinstance(layout, Tensor):
-        if layout.dtype != torch.bool:
-            raise InvalidArgument(
-                f"blocks layout is {layout.dtype}: it is bool, True = may look; write layout != 0"
-            )
-        table = layout.detach().to("cpu", copy=True).contiguous()
-    else:
-        table = torch.tensor(_rows(layout), dtype=torch.bool, device="cpu")
+    if layout.dtype != torch.bool:
+        raise InvalidArgument(
+            f"blocks layout is {layout.dtype}: it is bool, True = may look; write layout != 0"
+        )
+    table = layout.detach().to("cpu", copy=True).contiguous()
     if table.dim() != 2 or not table.numel():
         raise InvalidArgument(
             f"blocks layout {tuple(table.shape)}: its shape is (R, C), at least one block; where "
             "heads differ, write PerHead([Blocks(…), …])"
         )
     return table
+
+
+def _cells(table: Tensor, rows: list[list[bool]] | None) -> tuple[tuple[int, ...], ...] | None:
+    """The layout as a value, if it is small. rows: what the table was made of, if not of a tensor.
+
+    It is made at once, since torch.compile cannot read a tensor's numbers later.
+    """
+    if table.numel() > MOST_CELLS:
+        return None
+    cells = rows if rows is not None else table.tolist()
+    return tuple(tuple(int(cell) for cell in row) for row in cells)
 
 
 def _rows(layout: object) -> list[list[bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,9 @@ def _given(pattern: Pattern, numbers: Mapping[int, int]) -> list[str]:
 def _defaults(pattern: object) -> dict[str, Any]:
     if not dataclasses.is_dataclass(pattern):
         return {}
-    return {field.name: field.default for field in dataclasses.fields(pattern)}
+    # A default is an attribute of the class. Fields say so too, but torch.compile cannot read them.
+    names = (field.name for field in dataclasses.fields(pattern))
+    return {name: getattr(type(pattern), name, _NONE) for name in names}
 
 
 _NONE = object()
@@ -67,6 +70,10 @@ def _value_text(value: object, numbers: Mapping[int, int]) -> str:
         return f"[{', '.join(_value_text(entry, numbers) for entry in value)}]"
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, int):
+        # torch.compile takes a number that differs from call to call for a variable, which has
+        # no text; an index is the number itself.
+        return str(operator.index(value))
     return "none" if value is None else str(value)
 
 

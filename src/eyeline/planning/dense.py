@@ -34,6 +34,8 @@ def dense_mask(
     q, k = described(pattern, length, key_length, q_tokens, k_tokens)
     if batch is not None and heads is not None:
         pattern.check_call(batch, heads)
+        if not batch:
+            return torch.zeros(0, heads, q.length, k.length, dtype=torch.bool)
         return torch.stack([_row(pattern, q, k, b, heads) for b in range(batch)])
     if "length" in pattern.varies_by:
         rows = q.batch if q.batch is not None else k.batch

@@ -3,3 +3,4 @@
 from eyeline.testing.cache import check_cache as check_cache
 from eyeline.testing.kernel import check_kernel as check_kernel
 from eyeline.testing.pattern import check_pattern as check_pattern
+from eyeline.testing.score_mod import check_score_mod as check_score_mod

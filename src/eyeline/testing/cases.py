@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyeline.kernels.request import Request
 from eyeline.patterns import (
@@ -35,13 +35,14 @@ from eyeline.patterns import (
     sparse_transformer,
     streaming,
 )  # fmt: skip
+from eyeline.scores import Dropout, ScoreMod
 from eyeline.tokens import Tokens, default_tokens
 
 
 @final
 @dataclass(frozen=True)
 class Case:
-    """One attention call without its numbers."""
+    """One attention call without its numbers. mods: what is done to its scores, in order."""
 
     name: str
     pattern: Pattern
@@ -53,6 +54,8 @@ class Case:
     width: int = 8
     value_width: int = 8
     tokens: tuple[Tokens, Tokens] | None = None
+    mods: tuple[ScoreMod, ...] = ()
+    dropout_p: float = 0.0
 
     def __str__(self) -> str:
         return self.name
@@ -72,7 +75,19 @@ class Case:
         v = draw(self.key_heads, self.keys, self.value_width).to(dtype)
         tokens = self.tokens if self.tokens is not None else default_tokens(self.queries, self.keys)
         scale = max(self.width, 1) ** -0.5
-        return Request(q, k, v, self.pattern, *tokens, scale)
+        for mod in self.mods:
+            mod.check(self.heads, self.width, self.value_width)
+            q = mod.shifted(q)
+        steps = tuple(step for mod in self.mods for step in mod.steps())
+        if self.dropout_p:
+            steps += (Dropout(self.dropout_p, seed),)
+        return Request(q, k, v, self.pattern, *tokens, scale, steps=steps)
+
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """What is trained in the mods."""
+        modules = (mod for mod in self.mods if isinstance(mod, nn.Module))
+        return tuple(x for module in modules for x in module.parameters() if x.requires_grad)
 
     def wide(self) -> Case:
         """The same case where keys and values differ in width."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ from eyeline.testing.parity import (
     unfused,
     with_dtype,
 )  # fmt: skip
+from eyeline.testing.scored import scored_cases
 from eyeline.tokens import NOBODY
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -33,7 +34,7 @@ def check_kernel(kernel: Kernel) -> None:
     property, the case and the size of the error; also when the kernel refuses every case.
     """
     served = 0
-    for case in cases():
+    for case in (*cases(), *scored_cases()):
         for name, holds in PROPERTIES.items():
             if kernel.refusal(case.request()) is not None:
                 continue
@@ -46,49 +47,57 @@ def check_kernel(kernel: Kernel) -> None:
 
 
 def parity(kernel: Kernel, case: Case) -> None:
-    """Output and gradients equal the reference's, in every dtype."""
+    """Output and gradients, of learned terms too, equal the reference's, in every dtype."""
     for dtype in DTYPES:
-        parity_of(kernel, with_dtype(case.request(dtype), dtype))
+        parity_of(kernel, with_dtype(case.request(dtype), dtype), case.learned)
 
 
 def large_scores(kernel: Kernel, case: Case) -> None:
     """Scores 3, 10 and 30 times wider."""
     for spread in (3.0, 10.0, 30.0):
         for dtype in (torch.float64, torch.float32):
-            parity_of(kernel, with_dtype(case.request(dtype, spread=spread), dtype))
+            request = with_dtype(case.request(dtype, spread=spread), dtype)
+            parity_of(kernel, request, case.learned)
 
 
-def parity_of(kernel: Kernel, request: Request) -> None:
+def parity_of(kernel: Kernel, request: Request, learned: Sequence[Tensor] = ()) -> None:
     """Output, log-sum-exp and gradients for one request whose tensors take gradients."""
     above = torch.randn(
         (*request.query.shape[:3], request.value.shape[-1]),
         generator=torch.Generator().manual_seed(7),
         dtype=torch.float64,
     )
-    right = oracle(request, above)
+    right = oracle(request, above, learned)
     plain, plain_lse = unfused(request)
     out, lse = kernel.run(request)
     assert out.dtype == request.value.dtype, f"output is {out.dtype}"
-    found = (out, *gradients(request, out, above))
-    usual = (plain, *gradients(request, plain, above))
+    found = (out, *gradients(request, out, above, learned))
+    usual = (plain, *gradients(request, plain, above, learned))
     steps = rounding_steps(request, above)
-    for name, x, true, other in zip(("output", "dq", "dk", "dv"), found, right, usual, strict=True):
-        assert_close(f"{name} in {x.dtype}", x, true, other.detach(), steps[name])
+    names = ("output", "dq", "dk", "dv", *("learned" for _ in learned))
+    for name, x, true, other in zip(names, found, right, usual, strict=True):
+        assert_close(f"{name} for {out.dtype}", x, true, other.detach(), steps[name], out.dtype)
     if lse is not None:
         true_lse = reference.run(with_dtype(request, torch.float64))[1].detach()
         assert torch.equal(lse.isinf(), true_lse.isinf()), "lse is -inf in the wrong rows"
         a, b, c = (x.masked_fill(true_lse.isinf(), 0.0) for x in (lse, true_lse, plain_lse))
-        assert_close(f"lse for {out.dtype}", a, b, c, steps["lse"])
+        assert_close(f"lse for {out.dtype}", a, b, c, steps["lse"], lse.dtype)
 
 
 def linear_in_value(kernel: Kernel, case: Case) -> None:
-    """v = 0 gives 0; constant v gives the constant; f(a·v + w) = a·f(v) + f(w)."""
+    """v = 0 gives 0; constant v gives the constant; f(a·v + w) = a·f(v) + f(w).
+
+    Not claimed where steps add to the output; the constant not where they change weights.
+    """
     request = case.request()
+    if request.output_steps:
+        return
     some = mask_of(request).any(-1, keepdim=True)
     zero, _ = kernel.run(replace(request, value=torch.zeros_like(request.value)))
     assert not zero.any(), "v = 0 does not give 0"
     one, _ = kernel.run(replace(request, value=torch.ones_like(request.value)))
-    torch.testing.assert_close(one, some.to(one.dtype).expand_as(one))
+    if not request.weight_steps:
+        torch.testing.assert_close(one, some.to(one.dtype).expand_as(one))
     other = request.value.flip(2)
     first, second = (kernel.run(replace(request, value=v))[0] for v in (request.value, other))
     both, _ = kernel.run(replace(request, value=3 * request.value + other))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from eyeline.kernels import reference
-from eyeline.kernels.masks import mask_of
+from eyeline.kernels.masks import mask_of, pairs_of
 from eyeline.kernels.request import Request
 
 FLOAT64_TOLERANCE = 1e-10
@@ -22,9 +23,11 @@ def with_dtype(request: Request, dtype: torch.dtype) -> Request:
     return replace(request, query=q, key=k, value=v)
 
 
-def gradients(request: Request, out: Tensor, above: Tensor) -> tuple[Tensor, ...]:
-    """d(Σ out·above) for query, key and value; zeros where the output does not depend on them."""
-    inputs = (request.query, request.key, request.value)
+def gradients(
+    request: Request, out: Tensor, above: Tensor, learned: Sequence[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """d(Σ out·above) for query, key, value and what is learned; 0 where nothing depends on it."""
+    inputs = (request.query, request.key, request.value, *learned)
     if not out.requires_grad:
         return tuple(torch.zeros_like(x) for x in inputs)
     total = (out * above.to(out.dtype)).sum()
@@ -40,16 +43,25 @@ def unfused(request: Request) -> tuple[Tensor, Tensor]:
     v = request.value.repeat_interleave(request.groups, 1)
     allowed = mask_of(request)
     score = (request.query @ k.transpose(-2, -1)) * request.scale
+    pairs = pairs_of(request)
+    for step in request.score_steps:
+        score = step.define(score, pairs).to(k.dtype)
     some = allowed.any(-1, keepdim=True)
     score = score.masked_fill(~(allowed | ~some), -torch.inf)
-    return torch.softmax(score, -1).masked_fill(~allowed, 0.0) @ v, score.logsumexp(-1)
+    weight = torch.softmax(score, -1).masked_fill(~allowed, 0.0)
+    for change in request.weight_steps:
+        weight = change.define(weight, pairs).to(k.dtype)
+    out = weight @ v
+    for extra in request.output_steps:
+        out = out + extra.define(weight.to(_wide(k)), pairs).to(k.dtype)
+    return out, score.logsumexp(-1)
 
 
-def oracle(request: Request, above: Tensor) -> tuple[Tensor, ...]:
+def oracle(request: Request, above: Tensor, learned: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """Output and gradients of the reference in float64, for the numbers of ``request``."""
     wide = with_dtype(request, torch.float64)
     out, _ = reference.run(wide)
-    return out.detach(), *gradients(wide, out, above)
+    return out.detach(), *gradients(wide, out, above, learned)
 
 
 def rounding_steps(request: Request, above: Tensor) -> dict[str, float]:
@@ -71,17 +83,21 @@ def rounding_steps(request: Request, above: Tensor) -> dict[str, float]:
         "dv": (weight.transpose(-2, -1) @ above).unflatten(1, (-1, request.groups)).sum(2),
         "lse": torch.ones(1),
     }
+    # A learned number may get the slopes of all pairs, with the query or the gradient above.
+    sums["learned"] = slope.sum() * max(1.0, _size(q)) + weight.sum() * _size(above)
     eps = torch.finfo(request.query.dtype).eps * (1 + score)
     return {name: eps * _size(x) for name, x in sums.items()}
 
 
-def assert_close(name: str, found: Tensor, right: Tensor, plain: Tensor, step: float) -> None:
+def assert_close(
+    name: str, found: Tensor, right: Tensor, plain: Tensor, step: float, dtype: torch.dtype
+) -> None:
     """found is as right as ``plain``, the unfused computation in the same type, allows.
 
     float64: 1e-10. Else the error is at most twice the unfused one, and one rounding step.
     """
     error = distance(found, right)
-    if found.dtype == torch.float64:
+    if dtype == torch.float64:
         allowed = FLOAT64_TOLERANCE * max(1.0, _size(right))
     else:
         allowed = 2 * distance(plain, right) + step
@@ -94,6 +110,10 @@ def distance(found: Tensor, right: Tensor) -> float:
     difference = (found.detach().double() - right.double()).abs()
     assert not difference.isnan().any(), "NaN where the reference has none"
     return float(difference.max()) if difference.numel() else 0.0
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _size(x: Tensor) -> float:

@@ -1,0 +1,231 @@
+"""The weights of the pairs that look, without a matrix of all pairs: one by one, or summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import NotSupported
+from eyeline.functional.checks import PatternLike, ScoreModLike, make_request
+from eyeline.kernels import plain, scoring, tiles
+from eyeline.kernels.once import only_once
+from eyeline.kernels.request import Request
+from eyeline.kernels.steps import Pairing
+from eyeline.kernels.walk import Spot, spots
+from eyeline.patterns import Full
+from eyeline.tokens import Tokens
+
+
+def sparse_attention_weights(
+    query: Tensor,
+    key: Tensor,
+    pattern: PatternLike = Full(),
+    *,
+    score_mod: ScoreModLike = None,
+    scale: float | None = None,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+) -> Tensor:
+    """weight[i, j] = exp(scale · query[i]·key[j] - lse[i]) of the pairs that look, and no others.
+
+    query (B, H, L, E), key (B, Hk, S, E). Returns a coalesced sparse COO tensor (B, H, L, S):
+    ``indices()`` (4, pairs), ordered by row, head, query and key, and ``values()`` (pairs,) in
+    the dtype of the query. Each row sums to 1; one that may look at nobody has no pairs. What is
+    looked at with weight 0 is there; what may not be looked at is not.
+
+    Memory is proportional to the pairs: 4 int64 and one value for each. The values have first
+    derivatives; second ones and forward mode are ``attention_weights``'.
+
+    Raises NotSupported for a callable score_mod, and for positions too far apart for its tables.
+    """
+    request = _request(query, key, pattern, score_mod, scale, q_tokens, k_tokens)
+    with torch.autocast(query.device.type, enabled=False):
+        place, values = _in_order(*_scores(request), request)
+    shape = (*request.query.shape[:3], request.key.shape[2])
+    return torch.sparse_coo_tensor(
+        torch.stack(torch.unravel_index(place, shape)) if len(place) else place.new_empty(4, 0),
+        values.to(request.query.dtype),
+        shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )
+
+
+def column_sums(
+    query: Tensor,
+    key: Tensor,
+    pattern: PatternLike = Full(),
+    *,
+    score_mod: ScoreModLike = None,
+    scale: float | None = None,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+) -> Tensor:
+    """sum[j] = Σ_i weight[i, j]: how much each key is looked at in all, (B, H, S).
+
+    query (B, H, L, E), key (B, Hk, S, E). float32, or float64 for float64 inputs. Memory is
+    linear in length, whatever the pattern. A measurement, without a gradient: for pictures and
+    for choosing what a cache may forget.
+
+    Raises NotSupported for a callable score_mod, and for positions too far apart for its tables.
+    """
+    request = _request(query, key, pattern, score_mod, scale, q_tokens, k_tokens)
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        # Sums of half types would drift: all is computed in float32.
+        wide = torch.promote_types(request.query.dtype, torch.float32)
+        query, key = request.query.to(wide), request.key.to(wide)
+        request = replace(request, query=query, key=key, value=key)
+        pairing = _pairing(request, scoring.tables(request))
+        # What is done to weights and output does not change the log-sum-exp.
+        _, lse = tiles.run(replace(request, steps=request.score_steps))
+        sums = lse.new_zeros(*lse.shape[:2], request.key.shape[2])
+        for spot in spots(request, pairing):
+            _add_columns(sums, lse, spot, request.scale)
+        return sums
+
+
+def _request(
+    query: Tensor,
+    key: Tensor,
+    pattern: PatternLike,
+    score_mod: ScoreModLike,
+    scale: float | None,
+    q_tokens: Tokens | None,
+    k_tokens: Tokens | None,
+) -> Request:
+    request = make_request(
+        query, key, key, pattern, sums_values=False,
+        score_mod=score_mod, scale=scale, q_tokens=q_tokens, k_tokens=k_tokens,
+    )  # fmt: skip
+    reason = scoring.refusal(request)
+    if reason is not None:
+        raise NotSupported(
+            f"weights without a matrix of all pairs, for {request.sizes}: {reason}. "
+            "For short inputs attention_weights(…) gives the whole matrix"
+        )
+    return request
+
+
+def _add_columns(sums: Tensor, lse: Tensor, spot: Spot, scale: float) -> None:
+    steps = spot.steps(scale)
+    score, _ = spot.scores(scale, steps)
+    of = lse[spot.sheet.row, spot.sheet.heads]
+    weight = (score - of[:, spot.q].transpose(0, 1).unsqueeze(-1)).exp_()
+    if steps is not None:
+        weight = steps.weigh(weight)
+    if spot.piece.mask is not None:
+        weight = weight.masked_fill_(~spot.piece.mask.to(weight.device), 0.0)
+    column = weight.sum(2).transpose(0, 1).flatten(1)
+    sums[spot.sheet.row, spot.sheet.heads].index_add_(1, spot.k.flatten(), column)
+
+
+def _in_order(
+    place: Tensor, score: Tensor, factor: Tensor | None, request: Request
+) -> tuple[Tensor, Tensor]:
+    """The softmax of each row over its pairs, and the pairs brought into the matrix's order."""
+    order = place.argsort()
+    place, score = place[order], score[order]
+    row = place // max(request.key.shape[2], 1)
+    rows = request.query.shape[:3].numel()
+    top = score.new_full((rows,), -torch.inf)
+    top = top.scatter_reduce(0, row, score.detach(), "amax")
+    part = (score - top[row]).exp()
+    weight = part / part.new_zeros(rows).index_add(0, row, part)[row]
+    return place, weight if factor is None else weight * factor[order]
+
+
+def _scores(request: Request) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of each pair that looks its place in the matrix (B, H, L, S), its score, and its factor."""
+    found = _Scores.apply(request.query, request.key, request, *scoring.tables(request))  # type: ignore[no-untyped-call]
+    place, score, factor = found
+    return place, score, factor
+
+
+class _Scores(torch.autograd.Function):
+    """Block by block, forward and backward; blocks come in the same order in both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, request: Request, *tables: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        wide = torch.promote_types(query.dtype, torch.float32)
+        places = [torch.empty(0, dtype=torch.int64, device=query.device)]
+        scores = [query.new_empty(0, dtype=wide)]
+        factors: list[Tensor] = []
+        for spot in spots(request, _pairing(request, tables)):
+            steps = spot.steps(request.scale)
+            score, _ = spot.scores(request.scale, steps)
+            places.append(_places(spot, request).flatten())
+            scores.append(spot.pick(score).flatten())
+            if steps is not None and request.weight_steps:
+                factors.append(spot.pick(steps.weigh(torch.ones_like(score))).flatten())
+        ctx.save_for_backward(query, key, *tables)
+        ctx.request = request
+        place = torch.cat(places)
+        ctx.mark_non_differentiable(place)
+        ctx.set_materialize_grads(False)
+        return place, torch.cat(scores), torch.cat(factors) if factors else None
+
+    @staticmethod
+    def backward(
+        ctx: Any, _: None, slope: Tensor | None, factor_slope: Tensor | None
+    ) -> tuple[Any, ...]:
+        with torch.no_grad():
+            found = _gradients(ctx, slope, factor_slope)
+        inputs = (*ctx.saved_tensors, slope, factor_slope)
+        return only_once("sparse_attention_weights", found, *inputs)
+
+
+def _gradients(ctx: Any, slope: Tensor | None, factor_slope: Tensor | None) -> tuple[Any, ...]:
+    query, key, *tables = ctx.saved_tensors
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grads = tuple(torch.zeros_like(x, dtype=wide) for x in (query, key))
+    slopes = [None if table is None else torch.zeros_like(table) for table in tables]
+    request, done = replace(ctx.request, query=query, key=key), 0
+    for spot in spots(request, _pairing(request, tables, slopes)):
+        pairs = spot.shape[0] * spot.shape[1] * len(spot.allowed[0])
+        some = slice(done, done + pairs)
+        own = (None if x is None else x[some] for x in (slope, factor_slope))
+        _back(spot, request.scale, grads, *own)
+        done += pairs
+    return (*(g.to(query.dtype) for g in grads), None, *slopes)
+
+
+def _back(
+    spot: Spot, scale: float, grads: tuple[Tensor, ...], slope: Tensor | None, factor: Tensor | None
+) -> None:
+    """Add the gradients of a spot's pairs to grads, and to the gradients of its tables."""
+    steps = spot.steps(scale)
+    score, kept = spot.scores(scale, steps)
+    shape = (*spot.shape[:2], -1)
+    if steps is not None and factor is not None:
+        steps.slope_of_weight(spot.spread(factor.reshape(shape)), torch.ones_like(score))
+    if slope is None:
+        return
+    above = spot.spread(slope.reshape(shape))
+    found = plain.through_scores(above, *spot.blocks(), scale, steps, kept)
+    row, sheet = spot.sheet.row, spot.sheet
+    for grad, heads, slots, new in zip(
+        grads, (sheet.heads, sheet.key_heads), (spot.q, spot.k), found, strict=True
+    ):
+        grad[row, heads].index_add_(1, slots.flatten(), new.transpose(0, 1).flatten(1, 2))
+
+
+def _places(spot: Spot, request: Request) -> Tensor:
+    """The place of each pair in the matrix (B, H, L, S): (N, H, P)."""
+    rows, columns = spot.allowed
+    heads = torch.arange(request.query.shape[1], device=spot.q.device)[spot.sheet.heads]
+    first = spot.sheet.row * request.query.shape[1] + heads
+    query = first[:, None] * request.query.shape[2] + spot.q[:, None, rows]
+    return query * request.key.shape[2] + spot.k[:, None, columns]
+
+
+def _pairing(
+    request: Request, tables: Sequence[Tensor | None], slopes: Sequence[Tensor | None] | None = None
+) -> Pairing:
+    steps = tuple(zip(request.steps, scoring.firsts(request), strict=True))
+    return tiles.paired(steps, tables, slopes if slopes is not None else [None] * len(steps))

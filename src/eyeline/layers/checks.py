@@ -1,0 +1,99 @@
+"""What does not fit together is refused, in words, when a layer is made or called."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from eyeline.errors import InvalidArgument
+from eyeline.patterns import Pattern
+from eyeline.tokens import Tokens
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise InvalidArgument unless each is a whole number from 1."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidArgument(f"{name}={size!r}: a whole number from 1")
+
+
+def head_width(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
+    """The width of a head. Raises InvalidArgument where heads do not divide evenly."""
+    check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    if num_heads % num_kv_heads:
+        raise InvalidArgument(
+            f"num_heads={num_heads} cannot share num_kv_heads={num_kv_heads} evenly: the first "
+            "must be a multiple of the second"
+        )
+    if head_dim is not None:
+        check_sizes(head_dim=head_dim)
+        return head_dim
+    if embed_dim % num_heads:
+        raise InvalidArgument(
+            f"embed_dim={embed_dim} is no multiple of num_heads={num_heads}: say how wide a head "
+            f"is with head_dim, for example head_dim={max(embed_dim // num_heads, 1)}"
+        )
+    return embed_dim // num_heads
+
+
+def check_width(name: str, x: Tensor, width: int) -> None:
+    """Raise InvalidArgument unless x is (B, L, width)."""
+    if x.dim() != 3 or x.size(2) != width:
+        raise InvalidArgument(
+            f"{name} {tuple(x.shape)} must be (batch, length, {width}): batch first, always"
+        )
+
+
+def check_input(name: str, x: Tensor, width: int, weight: Tensor) -> None:
+    """Raise InvalidArgument unless x is (B, L, width) with the weight's dtype."""
+    if x.dtype == weight.dtype and x.dim() == 3 and x.size(2) == width:
+        return  # said at once: decoding comes by often
+    check_width(name, x, width)
+    if not torch.is_autocast_enabled(x.device.type):
+        raise InvalidArgument(
+            f"{name} is {x.dtype} and the layer's weights are {weight.dtype}: convert one of them, "
+            "or use torch.autocast"
+        )
+
+
+def check_tokens(name: str, tokens: Tokens, batch: int, length: int) -> None:
+    """Raise InvalidArgument unless the tokens are those of an input (batch, length, …)."""
+    if tokens.length != length or tokens.batch not in (None, batch):
+        raise InvalidArgument(
+            f"{name} has shape {tuple(tokens.positions.shape)}; the input needs ({length},) or "
+            f"({batch}, {length})"
+        )
+
+
+def check_cached(key: object, q_tokens: Tokens | None, k_tokens: Tokens | None) -> None:
+    """Raise InvalidArgument unless a call with a cache is self attention and says who asks."""
+    if key is not None:
+        raise InvalidArgument("a cache is for self attention: keep cross keys with project()")
+    if q_tokens is None or k_tokens not in (None, q_tokens):
+        raise InvalidArgument(
+            "with a cache, q_tokens is what cache.advance was given, and the cache knows k_tokens"
+        )
+
+
+def check_mechanism(
+    mechanism: object, pattern: object, score_mods: tuple[object, ...], dropout: float
+) -> None:
+    """Raise InvalidArgument for what is no mechanism, and for what it would not be told of."""
+    if isinstance(mechanism, Pattern):
+        raise InvalidArgument(f"mechanism={mechanism} is a pattern: give it as pattern=")
+    if not isinstance(mechanism, nn.Module):
+        raise InvalidArgument(
+            f"mechanism is a {type(mechanism).__name__}: a module that is called as Exact is"
+        )
+    name = type(mechanism).__name__
+    if pattern is not None:
+        raise InvalidArgument(
+            f"pattern={pattern} and mechanism={name}(…): a layer looks in one way; "
+            "give the pattern to the mechanism"
+        )
+    if score_mods or dropout:
+        what = "dropout" if dropout else "score modifiers"
+        raise InvalidArgument(
+            f"{what} beside mechanism={name}(…), which would not see it: give it to the mechanism, "
+            "for example Exact(pattern, score_mod=…, dropout=…)"
+        )

@@ -1,0 +1,161 @@
+"""torch's masks read as what they mean: who may look (a pattern), and who is there (tokens).
+
+In ``nn.MultiheadAttention`` True means "ignore" and a float mask is added to the scores. Both are
+turned round here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.patterns import Causal, Explicit, Full, Pattern
+from eyeline.tokens import NOBODY, Tokens, default_tokens
+
+T = TypeVar("T")
+
+
+def pattern_of_mask(attn_mask: Tensor, *, batch: int = 1, heads: int = 1) -> Pattern:
+    """The pattern that allows what torch's attn_mask does not forbid.
+
+    attn_mask: (L, S), or (batch · heads, L, S); bool, True = may not look, or floating, 0 = may
+    look and -inf = may not. A mask that forbids exactly the future gives ``Causal()``, one that
+    forbids nothing ``Full()``; only others become ``Explicit``, which keeps L·S bools.
+
+    What was found for a mask is remembered as long as the tensor lives unchanged. Inside
+    torch.compile nothing is read from it, so every mask is Explicit; ``is_causal`` is not.
+
+    Raises InvalidArgument for other shapes, NotSupported for numbers other than 0 and -inf.
+    """
+    if attn_mask.dim() == 3:
+        _check_rank_3(attn_mask, batch, heads)
+    elif attn_mask.dim() != 2:
+        raise InvalidArgument(
+            f"attn_mask {tuple(attn_mask.shape)}: its shape is (L, S) or (N·num_heads, L, S)"
+        )
+
+    def find() -> Pattern:
+        return _pattern(_allowed("attn_mask", attn_mask), heads)
+
+    return _remembered(attn_mask, ("attn_mask", heads), find)
+
+
+def tokens_of_padding(
+    key_padding_mask: Tensor, queries: int | None = None
+) -> tuple[Tokens | None, Tokens | None]:
+    """The tokens (queries, keys) that torch's key_padding_mask means; None, None if all are real.
+
+    key_padding_mask: (N, S) or (S,), bool, True = nobody is there, or floating, 0 and -inf.
+    queries: their number, S if not given. A key that is ignored is nobody, and the others keep the
+    number of their slot as their position. Queries are not masked, as in torch: a pad that asks
+    gets an answer, which nobody sees.
+
+    Raises InvalidArgument for other shapes, NotSupported for numbers other than 0 and -inf.
+    """
+    if key_padding_mask.dim() not in (1, 2):
+        raise InvalidArgument(
+            f"key_padding_mask {tuple(key_padding_mask.shape)}: its shape is (N, S) or (S,)"
+        )
+    keys = _remembered(key_padding_mask, ("keys", 0), lambda: _keys(key_padding_mask))
+    if keys is None:
+        return None, None
+    asked = queries if queries is not None else keys.length
+    if torch.compiler.is_compiling():  # nothing is remembered there
+        start = keys.length - asked if keys.length > asked else 0
+        return Tokens.arange(start, start + asked), keys
+    return default_tokens(asked, keys.length)[0], keys
+
+
+def _keys(key_padding_mask: Tensor) -> Tokens | None:
+    real = _allowed("key_padding_mask", key_padding_mask)
+    if torch.compiler.is_compiling():
+        slots = torch.arange(real.shape[-1], device=real.device)
+        return Tokens(torch.where(real, slots, NOBODY))
+    if bool(real.all()):
+        return None
+    return _padded(tuple(real.shape), bytes(real.flatten().tolist()))
+
+
+@lru_cache(maxsize=64)
+def _padded(shape: tuple[int, ...], real: bytes) -> Tokens:
+    """Remembered by content: batches that are padded alike share their plans."""
+    mask = torch.frombuffer(bytearray(real), dtype=torch.bool).view(shape)
+    return Tokens(torch.where(mask, torch.arange(shape[-1]), NOBODY))
+
+
+def _pattern(allowed: Tensor, heads: int) -> Pattern:
+    if allowed.dim() == 3:
+        allowed = allowed.unflatten(0, (-1, heads))
+    if torch.compiler.is_compiling():
+        return Explicit(allowed)
+    if allowed.dim() == 4:
+        allowed = _fewest(allowed)
+    if bool(allowed.all()):
+        return Full()
+    if allowed.shape[-1] == allowed.shape[-2] and allowed.dim() == 2 and _is_causal(allowed):
+        return Causal()
+    return Explicit(allowed)
+
+
+def _fewest(allowed: Tensor) -> Tensor:
+    """(N, H, L, S) without the dimensions along which it repeats itself."""
+    for axis in (1, 0):
+        first = allowed.narrow(axis, 0, 1)
+        if torch.equal(first.expand_as(allowed), allowed):
+            allowed = first
+    return allowed[0, 0] if allowed.shape[:2] == (1, 1) else allowed
+
+
+def _is_causal(allowed: Tensor) -> bool:
+    return torch.equal(allowed, torch.ones_like(allowed).tril())
+
+
+def _allowed(name: str, mask: Tensor) -> Tensor:
+    """True where torch's mask forbids nothing."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    if not mask.is_floating_point():
+        raise InvalidArgument(f"{name} is {mask.dtype}: torch's masks are bool or floating")
+    allowed = mask == 0
+    known = (allowed | (mask == -torch.inf)).all()
+    if torch.compiler.is_compiling():  # a graph has no numbers before it runs
+        torch._assert_async(known, f"{name} holds numbers other than 0 and -inf")
+    elif not bool(known):
+        raise NotSupported(
+            f"{name} {tuple(mask.shape)} holds numbers other than 0 and -inf. If large negative "
+            f"ones mean 'may not look', give {name} < -1e4, a bool mask; a bias belongs in "
+            "score_mod (ALiBi, T5Bias, …), or leave the module as it is: "
+            "convert(model, {'its name': None, '*': pattern})"
+        )
+    return allowed
+
+
+def _check_rank_3(mask: Tensor, batch: int, heads: int) -> None:
+    if mask.shape[0] == batch * heads:
+        return
+    raise InvalidArgument(
+        f"attn_mask {tuple(mask.shape)} could be read as (batch, L, S) or as (heads, L, S); "
+        f"torch means (N·num_heads, L, S), here {batch} · {heads} = {batch * heads} rows. Write "
+        "mask.repeat_interleave(num_heads, 0) for a mask for each batch row, "
+        "mask.repeat(N, 1, 1) for one for each head"
+    )
+
+
+_found: Any = WeakTensorKeyDictionary()
+
+
+def _remembered(mask: Tensor, use: tuple[str, int], find: Callable[[], T]) -> T:
+    """find(), once for a tensor, its version and its use: all layers are given the same mask."""
+    if torch.compiler.is_compiling() or mask.is_inference():  # it has no version
+        return find()
+    known = _found.setdefault(mask, {})
+    if use not in known or known[use][0] != mask._version:
+        known[use] = (mask._version, find())
+    result: T = known[use][1]
+    return result

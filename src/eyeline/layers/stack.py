@@ -1,0 +1,199 @@
+"""Stacks of blocks: one after the other, with caches, positions and checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+from eyeline.caches import Cache
+from eyeline.encodings import Added
+from eyeline.errors import InvalidArgument
+from eyeline.layers.attention import MultiHeadAttention, Projected
+from eyeline.layers.block import Block, DecoderBlock
+from eyeline.layers.cached import Caches
+from eyeline.layers.checks import check_tokens, check_width
+from eyeline.layers.positions import added_at
+from eyeline.mechanisms import ExtraTokens
+from eyeline.tokens import Tokens
+
+
+@final
+class Stack(nn.Module):
+    """x ← block(x) for each block in turn, then final_norm(x), if there is one: (B, L, width).
+
+    An encoder; with causal patterns, a model that only decodes. Blocks may have patterns of their
+    own.
+
+    position: an encoding that is added to x before the first block, and so to queries, keys,
+    values and residual. One that is added only to what queries and keys are made of belongs to
+    the attention of a block, of the first or of each.
+    final_norm: what pre-norm blocks need after the last of them.
+    extra_tokens: so many trained vectors are put before the sequence, and taken away at the end;
+    each block's attention looks with ``ExtraTokens`` of the same count.
+    checkpoint: keep only what enters a block, and compute the block again in the backward pass.
+    Gradients are the same, dropout included: torch's generators are set back.
+
+    Raises InvalidArgument for no block, blocks or encodings of different widths, and extra tokens
+    that the blocks do not expect, or the other way round.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        position: Added | None = None,
+        final_norm: nn.Module | None = None,
+        extra_tokens: int = 0,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        attentions = [block.attention for block in blocks]
+        self.width = _one_width(attentions, position)
+        _check_extra(attentions, extra_tokens)
+        self.blocks, self.position = nn.ModuleList(blocks), position
+        self.final_norm, self.checkpoint = final_norm, checkpoint
+        self.extra_tokens = None
+        if extra_tokens:
+            self.extra_tokens = nn.Parameter(torch.empty(extra_tokens, self.width))
+            nn.init.normal_(self.extra_tokens, std=0.02)
+
+    def new_caches(self, batch: int = 1) -> list[Cache]:
+        """Empty caches to read or write a text in steps, one for each kind of attention."""
+        return self._caches().new(batch)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        caches: Sequence[Cache] | None = None,
+    ) -> Tensor:
+        """(B, L, width) to the same.
+
+        q_tokens: what stands in each slot; 0 … L-1, or the positions that follow the caches, if
+        not given. caches: from ``new_caches``; the stack advances them, once a call.
+        """
+        check_width("x", x, self.width)
+        if q_tokens is not None:
+            check_tokens("q_tokens", q_tokens, *x.shape[:2])
+        places: Sequence[Any] = [None] * len(self.blocks)
+        if caches is not None:
+            q_tokens, places = self._caches().advance(caches, x.shape[1], q_tokens)
+        x = added_at(self.position, x, q_tokens)
+        if self.extra_tokens is not None:
+            x, q_tokens = self._with_extra(self.extra_tokens, x, q_tokens)
+        for block, place in zip(self.blocks, places, strict=True):
+            x = _run(self.checkpoint, block, x, q_tokens=q_tokens, cache=place)
+        if self.extra_tokens is not None:
+            x = x[:, len(self.extra_tokens) :]
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def _with_extra(self, extra: Tensor, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tokens]:
+        mechanism = cast(Block, self.blocks[0]).attention.mechanism
+        assert isinstance(mechanism, ExtraTokens)
+        first = extra.to(x.dtype).expand(x.shape[0], -1, -1)
+        beside = mechanism.beside(tokens if tokens is not None else x.shape[1])
+        return torch.cat((first, x), 1), beside
+
+    def _caches(self) -> Caches:
+        return Caches([cast(Block, block).attention for block in self.blocks])
+
+
+@final
+class DecoderStack(nn.Module):
+    """x ← block(x, memory) for each block in turn, then final_norm(x): (B, L, width).
+
+    The decoder of an encoder–decoder; arguments as for ``Stack``. While it writes,
+    ``project(memory)`` keeps each block's cross keys and values, and ``new_caches`` its own.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[DecoderBlock],
+        *,
+        position: Added | None = None,
+        final_norm: nn.Module | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        self.width = _one_width([block.self_attention for block in blocks], position)
+        self.blocks, self.position = nn.ModuleList(blocks), position
+        self.final_norm, self.checkpoint = final_norm, checkpoint
+
+    def new_caches(self, batch: int = 1) -> list[Cache]:
+        """Empty caches to write a text in steps, one for each kind of self attention."""
+        return self._caches().new(batch)
+
+    def project(self, memory: Tensor, *, memory_tokens: Tokens | None = None) -> list[Projected]:
+        """Each block's keys and values of the memory (B, S, kdim), made once for all steps."""
+        attentions = [cast(DecoderBlock, block).cross_attention for block in self.blocks]
+        return [attention.project(memory, k_tokens=memory_tokens) for attention in attentions]
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | Sequence[Projected],
+        *,
+        q_tokens: Tokens | None = None,
+        memory_tokens: Tokens | None = None,
+        caches: Sequence[Cache] | None = None,
+    ) -> Tensor:
+        """x (B, L, width) and memory (B, S, kdim) to (B, L, width).
+
+        memory: also what ``project`` made of it. q_tokens, memory_tokens: what stands in the slots
+        of each; 0, 1, …, or what follows the caches, if not given. caches: from ``new_caches``;
+        the stack advances them, once a call.
+        """
+        check_width("x", x, self.width)
+        if q_tokens is not None:
+            check_tokens("q_tokens", q_tokens, *x.shape[:2])
+        places: Sequence[Any] = [None] * len(self.blocks)
+        if caches is not None:
+            q_tokens, places = self._caches().advance(caches, x.shape[1], q_tokens)
+        x = added_at(self.position, x, q_tokens)
+        each = [memory] * len(self.blocks) if isinstance(memory, Tensor) else memory
+        if len(each) != len(self.blocks):
+            raise InvalidArgument(f"{len(each)} projected memories for {len(self.blocks)} blocks")
+        for block, seen, place in zip(self.blocks, each, places, strict=True):
+            x = _run(
+                self.checkpoint, block, x, seen,
+                q_tokens=q_tokens, memory_tokens=memory_tokens, cache=place,
+            )  # fmt: skip
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def _caches(self) -> Caches:
+        return Caches([cast(DecoderBlock, block).self_attention for block in self.blocks])
+
+
+def _run(checkpoint: bool, block: nn.Module, *inputs: Any, **options: Any) -> Tensor:
+    if checkpoint and torch.is_grad_enabled() and options["cache"] is None:
+        out: Tensor = checkpointed(block, *inputs, use_reentrant=False, **options)
+    else:
+        out = block(*inputs, **options)
+    return out
+
+
+def _one_width(attentions: Sequence[MultiHeadAttention], position: Added | None) -> int:
+    if not attentions:
+        raise InvalidArgument("a stack needs at least one block")
+    widths = [attention.embed_dim for attention in attentions]
+    if len(set(widths)) > 1:
+        raise InvalidArgument(f"blocks of widths {widths}: a stack has one width")
+    if position is not None and position.width != widths[0]:
+        raise InvalidArgument(f"{position} is added to vectors of width {widths[0]}")
+    return widths[0]
+
+
+def _check_extra(attentions: Sequence[MultiHeadAttention], count: int) -> None:
+    for attention in attentions:
+        mechanism = attention.mechanism
+        expected = mechanism.count if isinstance(mechanism, ExtraTokens) else 0
+        if expected != count:
+            raise InvalidArgument(
+                f"extra_tokens={count}, and the attention of a block expects {expected}: give "
+                f"each MultiHeadAttention(…, mechanism=ExtraTokens(Exact(pattern), {count}))"
+            )

@@ -1,0 +1,97 @@
+"""Trained keys and values that do not belong to the sequence, and that every token looks at."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from eyeline.errors import InvalidArgument
+from eyeline.mechanisms.exact import Exact
+from eyeline.mechanisms.merging import all_weights, looked
+from eyeline.patterns import Pattern
+from eyeline.tokens import NOBODY, Tokens
+
+
+@final
+class ExtraKeys(nn.Module):
+    """softmax over the keys that a query may look at and, in each head, ``count`` trained ones.
+
+    exact: how the sequence's own keys are looked at. Its score modifiers do not apply to the
+    extra keys, which stand nowhere. key, value: (num_kv_heads, count, head_dim), parameters.
+    They hold nothing of the sequence, so no future leaks through them, and it decodes from a
+    cache. torch's ``add_bias_kv`` is count = 1. Sukhbaatar et al. 2019, "Augmenting
+    self-attention with persistent memory"; its keys start as N(0, 1/E), as do these values.
+
+    A query that may look at nobody else looks at them alone; nobody (-1) gets 0. Raises
+    InvalidArgument for sizes below 1.
+    """
+
+    def __init__(self, exact: Exact, count: int, *, num_kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        sizes = {"count": count, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise InvalidArgument(f"extra keys: {name}={size!r}: a whole number from 1")
+        self.exact = exact
+        self.key = nn.Parameter(torch.empty(num_kv_heads, count, head_dim))
+        self.value = nn.Parameter(torch.empty(num_kv_heads, count, head_dim))
+        self.reset_parameters()
+
+    @property
+    def pattern(self) -> Pattern:
+        """Who may look at whom in the sequence."""
+        return self.exact.pattern
+
+    def reset_parameters(self) -> None:
+        """Draws the extra keys and values anew."""
+        for x in (self.key, self.value):
+            nn.init.normal_(x, std=1 / math.sqrt(x.shape[-1]))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, E) to (B, H, L, E)."""
+        self._check(key)
+        heads, more = (query, key, value), (self.key[None], self.value[None])
+        out = looked(
+            self.exact, self.pattern, heads, more,
+            tokens=(q_tokens, k_tokens), score_mods=self.exact.score_mods,
+        )  # fmt: skip
+        if q_tokens is None:
+            return out
+        nobody = (q_tokens.positions == NOBODY).to(out.device)
+        return out.masked_fill(torch.atleast_2d(nobody)[:, None, :, None], 0.0)
+
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """The weights of the sequence's keys, then of the extra ones: (B, H, L, S + count)."""
+        self._check(key)
+        return all_weights(
+            self.exact, query, key, self.key[None], q_tokens=q_tokens, k_tokens=k_tokens
+        )
+
+    def _check(self, key: Tensor) -> None:
+        made_for, found = (self.key.shape[0], self.key.shape[2]), (key.shape[1], key.shape[3])
+        if made_for != found:
+            raise InvalidArgument(
+                f"extra keys for {made_for[0]} key heads of {made_for[1]}; the call has "
+                f"{found[0]} of {found[1]}"
+            )
+
+    def extra_repr(self) -> str:
+        return f"count={self.key.shape[1]}"

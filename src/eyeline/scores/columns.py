@@ -1,0 +1,210 @@
+"""How the pairs of a block read a table of distances: along its diagonals, or one by one.
+
+A row of queries meets the distances of a block as *columns*: entry ``index[m, u]`` of the table is
+column u. Where positions go up evenly the distance of pair (i, j) depends on j - i alone, and a
+view of the columns whose rows are one element shorter holds the pairs: nothing is gathered.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+class Columns(ABC):
+    """The entries of a table that a block of N × R × C pairs reads.
+
+    index: int64 (M, U), the entry of each column; M is 1 where the N blocks read the same.
+    """
+
+    index: Tensor
+
+    @abstractmethod
+    def spread(self, rows: Tensor) -> Tensor:
+        """(N, H, R, U), one number for each query and column, to its pairs, (N, H, R, C)."""
+
+    @abstractmethod
+    def collapse(self, pairs: Tensor) -> Tensor:
+        """(N, H, R, C) to (N, H, R, U): the sum over the pairs of each query and column."""
+
+    @abstractmethod
+    def spread_line(self, line: Tensor) -> Tensor:
+        """(M, G, U), one number for each column, to the pairs: (N or 1, G, R, C)."""
+
+    @abstractmethod
+    def collapse_line(self, pairs: Tensor) -> Tensor:
+        """(N, H, R, C) to (M, H, U): the sum over the pairs of each column."""
+
+
+@final
+class ColumnsOf:
+    """Columns for blocks of a sequence, remembered: neighbouring blocks read a table alike.
+
+    q (1, L) and k (1, S): the positions of all slots.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor) -> None:
+        self._step = _even_step(q, k)
+        self._known: dict[tuple[int, ...], Columns] = {}
+
+    def __call__(self, q: Tensor, k: Tensor, first: int, count: int) -> Columns:
+        """For positions q (N, R) and k (N, C), and a table of distances first … first + count - 1.
+
+        A distance outside the table reads its nearest entry.
+        """
+        starts = k[:, :1] - q[:, -1:]
+        step = self._step if self._step is not None else _even_step(q, k)
+        if step is None:
+            return _listed(k[:, None, :] - q[:, :, None], first, count)
+        size = q.shape[1], k.shape[1]
+        start = int(starts[0])
+        if len(starts) > 1 and bool((starts != start).any()):
+            return _diagonals(starts, step, size, first, count)
+        asked = (start, step, *size, first, count)
+        if asked not in self._known:
+            self._known[asked] = _diagonals(starts[:1], step, size, first, count)
+        return self._known[asked]
+
+
+def _even_step(q: Tensor, k: Tensor) -> int | None:
+    """By how much positions go up from slot to slot, if it is the same everywhere."""
+    steps = torch.cat((q.diff(dim=1), k.diff(dim=1)), 1)
+    if not steps.numel():
+        return 1
+    least, most = (int(x) for x in steps.aminmax())
+    return least if least == most else None
+
+
+def _listed(distance: Tensor, first: int, count: int) -> Listed:
+    """For distances (N, R, C), whatever they are. Marking entries is faster than sorting."""
+    entry = (distance - first).clamp_(0, count - 1)
+    occurs = torch.zeros(count, dtype=torch.int64, device=entry.device)
+    occurs[entry.flatten()] = 1
+    return Listed(occurs.nonzero().T, (occurs.cumsum(0) - 1)[entry])
+
+
+def _diagonals(
+    starts: Tensor, step: int, size: tuple[int, int], first: int, count: int
+) -> Diagonals:
+    """starts (M, 1): the distances of the last query and the first key."""
+    rows, columns = size
+    diagonals = rows + columns - 1
+    place = starts + step * torch.arange(diagonals) - first
+    before, after = _ends(place, count) if step > 0 and len(place) == 1 else (0, 0)
+    index = place.clamp(0, count - 1)[:, before : diagonals - after]
+    return Diagonals(index, rows, columns, before, after)
+
+
+def _ends(place: Tensor, count: int) -> tuple[int, int]:
+    """How many columns repeat the table's first entry, and its last, apart from one each."""
+    before = max(int((place <= 0).sum()) - 1, 0)
+    after = max(int((place >= count - 1).sum()) - 1, 0)
+    return before, after if count > 1 else 0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Diagonals(Columns):
+    """Column u is the diagonal j - i = u + before - R + 1; the first and last are several ones.
+
+    before, after: how many diagonals more read the entry of the first and of the last column, as
+    where distances are clipped.
+    """
+
+    index: Tensor
+    rows: int
+    columns: int
+    before: int
+    after: int
+
+    def spread(self, rows: Tensor) -> Tensor:
+        return self._skewed(self._each_diagonal(rows).contiguous())
+
+    def collapse(self, pairs: Tensor) -> Tensor:
+        blocks, heads = pairs.shape[:2]
+        size = self.rows + self.columns - 1
+        rows = pairs.new_empty(blocks, heads, self.rows, size)
+        self._skewed(rows).copy_(pairs)
+        self._clear_between(rows.view(blocks, heads, -1))
+        return self._each_column(rows)
+
+    def spread_line(self, line: Tensor) -> Tensor:
+        # Row i reads columns R - 1 - i and on. A view cannot go backwards: this small one is made.
+        return self._each_diagonal(line).unfold(-1, self.columns, 1).flip(-2)
+
+    def collapse_line(self, pairs: Tensor) -> Tensor:
+        shared = pairs.sum(0, keepdim=True) if self.index.shape[0] == 1 else pairs
+        return self.collapse(shared).sum(-2)
+
+    def _each_diagonal(self, rows: Tensor) -> Tensor:
+        """(…, U) to (…, R + C - 1)."""
+        if not self.before and not self.after:
+            return rows
+        ends = rows[..., :1], rows[..., -1:]
+        first, last = (
+            end.expand(*end.shape[:-1], count)
+            for end, count in zip(ends, (self.before, self.after), strict=True)
+        )
+        return torch.cat((first, rows, last), -1)
+
+    def _each_column(self, rows: Tensor) -> Tensor:
+        """(…, R + C - 1) to (…, U), the sums over the diagonals that share an entry."""
+        if self.before:
+            end = rows[..., : self.before + 1].sum(-1, keepdim=True)
+            rows = torch.cat((end, rows[..., self.before + 1 :]), -1)
+        if self.after:
+            end = rows[..., -self.after - 1 :].sum(-1, keepdim=True)
+            rows = torch.cat((rows[..., : -self.after - 1], end), -1)
+        return rows
+
+    def _skewed(self, rows: Tensor) -> Tensor:
+        """The pairs as a view of (N, H, R, R + C - 1), in which rows are one element shorter."""
+        blocks, heads, along = rows.stride()[:3]
+        size = (*rows.shape[:3], self.columns)
+        start = rows.storage_offset() + self.rows - 1
+        return rows.as_strided(size, (blocks, heads, along - 1, 1), start)
+
+    def _clear_between(self, flat: Tensor) -> None:
+        """Set to 0 what that view leaves out: before the first row, between rows, at the end."""
+        margin = self.rows - 1
+        if not margin:
+            return
+        flat[..., :margin] = 0.0
+        flat[..., -margin:] = 0.0
+        inner = flat[..., margin:-margin] if margin else flat
+        gap = self.rows - 2
+        between = inner[..., self.columns :].unfold(-1, gap, gap + self.columns) if gap else None
+        if between is not None:
+            between.zero_()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Listed(Columns):
+    """Columns are the entries that occur, and every pair knows its own: where, (N, R, C)."""
+
+    index: Tensor
+    where: Tensor
+
+    def spread(self, rows: Tensor) -> Tensor:
+        return rows.gather(-1, self._of_heads(rows))
+
+    def collapse(self, pairs: Tensor) -> Tensor:
+        rows = pairs.new_zeros(*pairs.shape[:3], self.index.shape[1])
+        return rows.scatter_add_(-1, self._of_heads(pairs), pairs)
+
+    def spread_line(self, line: Tensor) -> Tensor:
+        return line[0][:, self.where.to(line.device)].transpose(0, 1)
+
+    def collapse_line(self, pairs: Tensor) -> Tensor:
+        line = pairs.new_zeros(1, pairs.shape[1], self.index.shape[1])
+        where = self.where.to(pairs.device).flatten()
+        line[0].index_add_(1, where, pairs.transpose(0, 1).reshape(pairs.shape[1], -1))
+        return line
+
+    def _of_heads(self, x: Tensor) -> Tensor:
+        return self.where.to(x.device)[:, None].expand(-1, x.shape[1], -1, -1)
