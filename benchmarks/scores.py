@@ -47,16 +47,19 @@ def run(settings: Settings) -> None:
     works = {case: timed(_step(case, length)) for case in MODS}
     times = alternate(works, rounds=settings.rounds, label="scores")
     report.keep("forward and backward", times)
-    for case, found in times.items():
-        beyond = peak_beyond("scores", case, length=length, settings=settings) / 2**20
-        share = ratio(found, times[PLAIN])
-        report.rows.append([case, found.median * 1e3, share.value, beyond])
+    lengths = list(MEMORY_LENGTHS) if not settings.quick else [2048, 8192]
+    peaks = {
+        case: [float(peak_beyond("scores", case, length=n, settings=settings)) for n in lengths]
+        for case in BARS
+    }
+    for case, taken in times.items():
+        beyond = peaks[case][0] / 2**20 if case in peaks else None
+        share = ratio(taken, times[PLAIN])
+        report.rows.append([case, taken.median * 1e3, share.value, beyond])
         if case in BARS:
             report.most(f"{case}: time of it without", share.value, "×", BARS[case])
-    lengths = list(MEMORY_LENGTHS) if not settings.quick else [2048, 8192]
-    for case in (T5, SHAW):
-        peaks = [peak_beyond("scores", case, length=n, settings=settings) for n in lengths]
-        growth = exponent(lengths, [max(float(peak), 2.0**20) for peak in peaks])
+    for case, found in peaks.items():
+        growth = exponent(lengths, [max(peak, 2.0**20) for peak in found])
         report.most(f"{case}: exponent of memory", growth, "", 1.1)
     report.notes += [
         "all of them trained where they can be; the steps of scores are done in plain products, "

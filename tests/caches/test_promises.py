@@ -179,3 +179,33 @@ def test_keys_of_another_step_are_refused(kind: type[Growing] | type[Evicting]) 
     with pytest.raises(InvalidArgument, match="value is"):
         cache.append(0, right, right.double())
     cache.append(0, right, right)
+
+
+@pytest.mark.parametrize("kind", [Growing, Evicting])
+def test_a_layer_writes_once_after_each_advance(kind: type[Growing] | type[Evicting]) -> None:
+    cache, token = new(kind, sliding_window(3)), torch.zeros(1, 1, 1, 2)
+    for start in range(3):
+        with pytest.raises(InvalidArgument, match=r"layer 0 of 1 .*advance\(tokens\)"):
+            cache.append(0, token, token)
+        tokens = Tokens.arange(start, start + 1)
+        cache.advance(tokens)
+        assert cache.latest is tokens
+        with pytest.raises(InvalidArgument, match="layer 1 of 1"):
+            cache.append(1, token, token)
+        cache.append(0, token, token)
+
+
+@pytest.mark.parametrize("kind", [Growing, Evicting])
+def test_nothing_is_written_after_a_change_of_the_past(
+    kind: type[Growing] | type[Evicting],
+) -> None:
+    token = torch.zeros(1, 1, 1, 2)
+    cache = new(kind, sliding_window(3))
+    cache.advance(Tokens.arange(0, 1))
+    cache.truncate(0)
+    with pytest.raises(InvalidArgument, match="layer 0 of 1"):
+        cache.append(0, token, token)
+    cache.advance(Tokens.arange(0, 1))
+    cache.reorder(torch.tensor([0]))
+    with pytest.raises(InvalidArgument, match="layer 0 of 1"):
+        cache.append(0, token, token)

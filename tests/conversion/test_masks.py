@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from eyeline import Causal, Explicit, Full, Pattern
-from eyeline.errors import InvalidArgument
-from eyeline.layers.conversion import masks, pattern_of_mask, tokens_of_padding
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.layers.conversion import convert, masks, pattern_of_mask, tokens_of_padding
 
 FUTURE = torch.ones(7, 7).triu(1).bool()
 
@@ -113,3 +115,22 @@ def test_shapes_that_are_no_mask() -> None:
         tokens_of_padding(torch.zeros(2, 3, 4))
     with pytest.raises(InvalidArgument, match=r"attn_mask \(4,\): its shape is"):
         pattern_of_mask(torch.zeros(4))
+
+
+def test_a_trained_mask_is_not_dropped() -> None:
+    bias = nn.Parameter(torch.zeros(9, 9))
+    with pytest.raises(NotSupported, match=r"attn_mask \(9, 9\) is trained"):
+        pattern_of_mask(bias)
+    with pytest.raises(NotSupported, match="key_padding_mask"):
+        tokens_of_padding(nn.Parameter(torch.zeros(2, 9)))
+
+
+def test_a_causal_hint_does_not_hide_the_mask_beside_it() -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True)
+    ours, x = copy.deepcopy(theirs), torch.randn(2, 9, 12)
+    convert(nn.ModuleDict({"a": (model := nn.ModuleList([ours]))}), Full())
+    band = torch.ones(9, 9).tril(-3).bool() | torch.ones(9, 9).triu(1).bool()
+    options = {"attn_mask": band, "is_causal": True}
+    right = theirs(x, x, x, need_weights=True, **options)[0]
+    torch.testing.assert_close(model[0](x, x, x, need_weights=False, **options)[0], right)

@@ -13,7 +13,14 @@ from eyeline import Causal, Full, dense_mask, sliding_window
 from eyeline.encodings import Rotary
 from eyeline.errors import EyelineError, NotSupported
 from eyeline.layers.attention import MultiHeadAttention
-from eyeline.layers.conversion import from_torch, pattern_of_mask, to_torch, tokens_of_padding
+from eyeline.layers.conversion import (
+    convert,
+    from_torch,
+    pattern_of_mask,
+    restore,
+    to_torch,
+    tokens_of_padding,
+)
 from eyeline.mechanisms import Exact
 from eyeline.mechanisms.extra_keys import ExtraKeys
 from eyeline.scores import Softcap
@@ -165,6 +172,12 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "cannot look as ExtraKeys does",
     ),
+    "no layer": (lambda: to_torch(nn.Linear(3, 3)), "a MultiHeadAttention, not a Linear"),  # type: ignore[arg-type]
+    "torch's own": (lambda: to_torch(made()), "a MultiHeadAttention, not a MultiheadAttention"),  # type: ignore[arg-type]
+    "no model": (lambda: convert("model", Full()), "model is a str: give an nn.Module"),  # type: ignore[arg-type]
+    "nothing to restore": (lambda: restore(None), "model is a NoneType: give an nn.Module"),  # type: ignore[arg-type]
+    "no mask": (lambda: pattern_of_mask([[True]]), "attn_mask is a list, not a tensor"),  # type: ignore[arg-type]
+    "no padding": (lambda: tokens_of_padding([True]), "key_padding_mask is a list, not a tensor"),  # type: ignore[arg-type]
 }  # fmt: skip
 
 

@@ -324,3 +324,36 @@ def test_more_queries_than_keys_under_a_modifier_of_distances() -> None:
         with pytest.raises(InvalidArgument, match=f"9 queries but 4 keys: {name} compares"):
             attention(q, k, k, score_mod=mod)
     assert attention(q, k, k, score_mod=Softcap(3.0)).shape == (1, 4, 9, 8)
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_a_callable_that_forbids_a_whole_row(backend: str) -> None:
+    """The row is empty: 0, and finite gradients."""
+    q, k, v = (torch.randn(1, 2, 7, 5, requires_grad=True) for _ in range(3))
+
+    def from_the_third(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(j > 2, score, -torch.inf)
+
+    out = attention(q, k, v, Causal(), score_mod=from_the_third, backend=backend)
+    assert not out[:, :, :3].any()
+    torch.testing.assert_close(out, attention(q, k, v, Causal() & ~Sinks(3)))
+    for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
+        assert gradient.isfinite().all()
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    q = torch.randn(1, 2, 7, 5, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert scaled_dot_product_attention(q, q, q).dtype == torch.float64
+        assert attention(q, q, q).dtype == torch.float64
+
+
+def test_names_and_classes_are_no_score_modifiers() -> None:
+    for wrong in ("alibi", ALiBi):
+        with pytest.raises(InvalidArgument, match="give a value, for example ALiBi"):
+            attention(Q, K, V, score_mod=wrong)
+
+
+def test_torch_jit_is_refused_by_name() -> None:
+    with pytest.raises(NotSupported, match=r"torch\.export"):
+        torch.jit.trace(lambda q: attention(q, K, V), Q)

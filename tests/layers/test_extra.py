@@ -229,3 +229,19 @@ def test_a_stack_of_extra_tokens(checkpoint: bool) -> None:
     close(got, stack.final_norm(y[:, EXTRA:]))
     got.square().sum().backward()
     assert stack.extra_tokens.grad is not None and stack.extra_tokens.grad.all()
+
+
+def test_a_graph_has_no_numbers_of_extra_tokens() -> None:
+    """Refused by name where the graph must be whole; else these layers run as they are."""
+    stack = BlockShape(24, 4, 31).stack(2, Window(2, 2), extra_tokens=EXTRA)
+    whole, broken = (torch.compile(stack, backend="eager", fullgraph=x) for x in (True, False))
+    words = "extra tokens look up where the others stand"
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=words):
+        whole(torch.zeros(B, L, 24))
+    with pytest.raises(NotSupported, match=words):
+        torch.export.export(stack, (torch.zeros(B, L, 24),), strict=False)
+    torch._dynamo.reset()
+    for length in (L, L + 4):
+        x = torch.randn(B, length, 24)
+        torch.testing.assert_close(broken(x), stack(x))

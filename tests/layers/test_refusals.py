@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eyeline import Causal, Full, SameDocument, Tokens
+from eyeline import Causal, Full, PerHead, SameDocument, Tokens
 from eyeline.encodings import ComplexOrder, Learned, Rotary, Sinusoidal
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import (
     Block,
     BlockShape,
     DecoderBlock,
+    DecoderStack,
     FeedForward,
     GatedFeedForward,
     MultiHeadAttention,
@@ -21,12 +22,14 @@ from eyeline.layers import (
     Stack,
 )
 from eyeline.mechanisms import Additive, Exact, ExtraKeys, ExtraTokens
-from eyeline.scores import ALiBi
+from eyeline.scores import ALiBi, Shaw, T5Bias
 
 M = MultiHeadAttention
 SHAPE = BlockShape(width=12, heads=3, hidden=7)
 x = torch.zeros(2, 5, 12)
 tokens = Tokens.arange(0, 5)
+q = torch.zeros(2, 3, 5, 4)
+SIZES = {"num_kv_heads": 3, "head_dim": 4}
 
 MAKING: list[tuple[Callable[[], object], str]] = [
     (lambda: M(12, 5), "embed_dim=12 is no multiple of num_heads=5: .* head_dim=2"),
@@ -57,6 +60,21 @@ MAKING: list[tuple[Callable[[], object], str]] = [
     (lambda: M(12, 3, position=3), "position is a int"),  # type: ignore[arg-type]
     (lambda: M(12, 3, position=ALiBi), "class ALiBi: make one"),
     (lambda: M(12, 3, position=torch.zeros(5, 5)), "position is a Tensor"),  # type: ignore[arg-type]
+    (lambda: M(12, 3, position=ALiBi(4)), "made for 4 heads, the query has 3"),
+    (lambda: M(12, 3, position=Shaw(7, 2)), "Shaw key vectors are 7 wide, a head's are 4"),
+    (lambda: M(12, 3, position=Shaw(4, 2, value_dim=5)), "Shaw value vectors are 5 wide"),
+    (lambda: M(12, 3, mechanism=Exact(score_mod=T5Bias(2, bidirectional=True))),
+     "T5Bias was made for 2 heads"),
+    (lambda: M(12, 3, pattern=PerHead([Causal(), Full()])), "per_head has 2 patterns; .* 3 query"),
+    (lambda: M(12, 3, mechanism=ExtraTokens(Exact(score_mod=ALiBi(4)), 2)), "made for 4 heads"),
+    (lambda: M(12, 3, mechanism=ExtraKeys(Exact(score_mod=ALiBi(4)), 1, **SIZES)),
+     "made for 4 heads"),
+    (lambda: M(12, 3, mechanism=ExtraKeys(Exact(), 1, num_kv_heads=1, head_dim=4)),
+     "extra keys for 1 key heads of 4; there are 3 of 4"),
+    (lambda: M(12, 3, num_kv_heads=1, mechanism=ExtraKeys(Exact(), 1, num_kv_heads=1, head_dim=5)),
+     "extra keys for 1 key heads of 5; there are 1 of 4"),
+    (lambda: M(12, 3, mechanism=Additive(2, 4)), "additive for 2 heads of 4; there are 3 of 4"),
+    (lambda: M(12, 3, mechanism=Additive(3, 5)), "additive for 3 heads of 5; there are 3 of 4"),
     (lambda: Exact(dropout=-0.1), "dropout=-0.1"),
     (lambda: Additive(3, 0), "head_dim=0"),
     (lambda: Additive(3, 4, dropout=2), "dropout=2"),
@@ -69,10 +87,22 @@ MAKING: list[tuple[Callable[[], object], str]] = [
     (lambda: RMSNorm(0), "width=0"),
     (lambda: Block(M(12, 3), FeedForward(12, 7), norm="both"), "norm='both'"),  # type: ignore[arg-type]
     (lambda: Block(M(12, 3), FeedForward(12, 7), dropout=1.5), "dropout=1.5"),
-    (lambda: DecoderBlock(M(12, 3), M(8, 2), FeedForward(12, 7)), "embed_dim=12 .* 8"),
+    (lambda: Block(M(12, 3), FeedForward(8, 7)), "FeedForward of width 8 .* embed_dim=12"),
+    (lambda: Block(M(12, 3), GatedFeedForward(8, 7)), "GatedFeedForward of width 8 .* embed_dim"),
+    (lambda: Block(torch.nn.Linear(12, 12), FeedForward(12, 7)), "attention is a Linear: .*Multi"),  # type: ignore[arg-type]
+    (lambda: DecoderBlock(M(12, 3), M(8, 2), FeedForward(12, 7)), "embed_dim=12 .*=8: a block"),
+    (lambda: DecoderBlock(M(12, 3), M(12, 2), FeedForward(8, 7)), "FeedForward of width 8"),
+    (lambda: DecoderBlock(M(12, 3), Exact(), FeedForward(12, 7)), "cross_attention is a Exact"),  # type: ignore[arg-type]
     (lambda: Stack([]), "at least one block"),
     (lambda: Stack([SHAPE.block(), BlockShape(8, 2, 7).block()]), r"widths \[12, 8\]"),
     (lambda: Stack([SHAPE.block()], position=Sinusoidal(8)), "added to vectors of width 12"),
+    (lambda: Stack([SHAPE.block()], position=Rotary(4)), "position is a Rotary: a stack adds"),  # type: ignore[arg-type]
+    (lambda: Stack([SHAPE.block()], position=ALiBi(3)), "position is a ALiBi: a stack adds"),  # type: ignore[arg-type]
+    (lambda: Stack([SHAPE.block()], position=Sinusoidal), "class Sinusoidal: make one"),  # type: ignore[arg-type]
+    (lambda: DecoderStack([SHAPE.decoder_block()], position=Rotary(4)), "position is a Rotary"),  # type: ignore[arg-type]
+    (lambda: Stack([M(12, 3)]), "blocks hold a MultiHeadAttention: .* Block"),  # type: ignore[list-item]
+    (lambda: Stack([SHAPE.decoder_block()]), "blocks hold a DecoderBlock"),  # type: ignore[list-item]
+    (lambda: DecoderStack([SHAPE.block()]), "blocks hold a Block: .* DecoderBlock"),  # type: ignore[list-item]
     (lambda: Stack([SHAPE.block()], extra_tokens=2), "extra_tokens=2, .* expects 0"),
     (lambda: Stack([SHAPE.block(extra_tokens=2)]), "extra_tokens=0, .* expects 2"),
     (lambda: SHAPE.stack(3, [Causal(), Full()]), "2 patterns for 3 layers"),
@@ -103,19 +133,19 @@ CALLING: list[tuple[Callable[[], object], str]] = [
     (lambda: M(12, 3, position=Rotary(4))(x, q_tokens=Tokens.arange(0, 4)),
      r"q_tokens has shape \(4,\); the input needs \(5,\) or \(2, 5\)"),
     (lambda: M(12, 3, position=Rotary(4))(x, x[:, :3], k_tokens=Tokens.padded([3, 3, 3])),
-     r"k_tokens has shape \(3, 3\); the input needs|there are 3 slots"),
+     "5 queries cannot be the last of 3 keys: say where"),
+    (lambda: M(12, 3, position=Rotary(4))(x, x[:, :3]), "5 queries cannot be the last of 3 keys"),
     (lambda: M(12, 3)(x, x, q_tokens=tokens), "q_tokens without k_tokens"),
     (lambda: M(12, 3, position=Rotary(4))(x, x, q_tokens=tokens), "q_tokens without k_tokens"),
     (lambda: M(12, 3, pattern=Causal())(x, x[:, :3]), "5 queries but 3 keys"),
     (lambda: M(12, 3, position=Learned(4, 12))(x), "position 4: they go from -1 to 3"),
-    (lambda: M(12, 3, position=ALiBi(4))(x), "made for 4 heads, the query has 3"),
     (lambda: M(12, 3)(x, cache=M(12, 3).new_cache(2)), "q_tokens is what cache.advance"),
     (lambda: M(12, 3)(x, q_tokens=tokens, k_tokens=Tokens.arange(0, 5),
                       cache=M(12, 3).new_cache(2)), "the cache knows k_tokens"),
     (lambda: M(12, 3)(x, x, cache=M(12, 3).new_cache(2)), "a cache is for self attention"),
-    (lambda: M(12, 3, mechanism=ExtraKeys(Exact(), 2, num_kv_heads=1, head_dim=4))(x),
-     "extra keys for 1 key heads of 4; the call has 3 of 4"),
-    (lambda: M(12, 3, mechanism=Additive(2, 4))(x), "w_q .* 3 heads"),
+    (lambda: ExtraKeys(Exact(), 2, num_kv_heads=1, head_dim=4)(q, q, q),
+     "extra keys for 1 key heads of 4; there are 3 of 4"),
+    (lambda: Additive(2, 4)(q, q, q), "w_q .* 3 heads"),
     (lambda: M(12, 3, mechanism=ExtraTokens(Exact(), 2))(x), r"ExtraTokens.beside"),
     (lambda: M(12, 3, mechanism=ExtraTokens(Exact(), 2))(x, q_tokens=tokens),
      r"the first 2 slots must be nobody's .* \[0, 1\]"),
@@ -124,6 +154,7 @@ CALLING: list[tuple[Callable[[], object], str]] = [
     (lambda: SHAPE.stack(2)(x, caches=[]), "0 caches for 1 kinds of layers"),
     (lambda: SHAPE.stack(2, position=Learned(4, 12))(x), "position 4"),
     (lambda: SHAPE.decoder(2)(x, []), "0 projected memories for 2 blocks"),
+    (lambda: SHAPE.decoder(3)(x, M(12, 3).project(x)), "one memory projected .* 3 blocks"),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 

@@ -23,8 +23,8 @@ class Cache(ABC):
     """Keys and values of all layers that share one pattern.
 
     Once per step the model calls ``advance`` with the new tokens; then every layer calls
-    ``append`` with its new keys and values. Positions within a row must go up. A cache holds
-    values, not gradients.
+    ``append`` once, with its new keys and values. Positions within a row must go up. A cache
+    holds values, not gradients. ``latest`` are the tokens that ``advance`` was last given.
 
     The promise: each step's attention equals the same rows of the run over the whole text. It
     can be kept only if no token may look at one that comes in a later step; ``advance`` refuses
@@ -36,6 +36,8 @@ class Cache(ABC):
         self._position: Position = 0
         self._begin = UNBOUNDED  # the lowest position that was read
         self._shapes = (torch.Size(), torch.Size())  # of this step's keys and values
+        self.latest: Tokens | None = None
+        self._waiting: set[int] = set()  # the layers that have yet to append
 
     @property
     def position(self) -> Position:
@@ -62,6 +64,7 @@ class Cache(ABC):
         following = _after(self._position, tokens)
         seen = self._place(tokens, following)
         self._position, self._shapes = following, self.layout.shapes(tokens.length)
+        self.latest, self._waiting = tokens, set(range(self.layout.layers))
         real = tokens.positions[tokens.positions != NOBODY]
         self._begin = min(self._begin, int(real.min())) if real.numel() else self._begin
         return seen
@@ -72,6 +75,9 @@ class Cache(ABC):
 
         Returns keys and values (B, Hk, S, ·), and their tokens: the object that ``advance``
         returned. The order of the slots does not matter, the tokens say who is where.
+
+        Raises InvalidArgument for other shapes, and for a layer that has appended since
+        ``advance``, or would after ``truncate`` or ``reorder`` without another ``advance``.
         """
 
     def truncate(self, position: Position) -> None:
@@ -87,7 +93,7 @@ class Cache(ABC):
                 f"the next position is {self._position}"
             )
         self._forget(position)
-        self._position = position
+        self._position, self._waiting = position, set()
 
     def reorder(self, index: Tensor) -> None:
         """Row b becomes what row index[b] was (int64, (B,)): for beam search."""
@@ -97,6 +103,7 @@ class Cache(ABC):
                 f"got shape {tuple(index.shape)}"
             )
         self._exchange(index)
+        self._waiting = set()
         if isinstance(self._position, Tensor):
             self._position = self._position[index.to(self._position.device)]
 
@@ -112,13 +119,22 @@ class Cache(ABC):
     def _exchange(self, index: Tensor) -> None:
         """The storage's own part of ``reorder``."""
 
-    def _check_new(self, key: Tensor, value: Tensor) -> None:
-        """Raises for keys and values that are not the step's, or that carry gradients."""
+    def _check_new(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Raises for keys and values that are not the step's, or that carry gradients.
+
+        What it passes is the layer's for this step.
+        """
         dtype = self.layout.dtype
+        if layer not in self._waiting:
+            raise InvalidArgument(
+                f"layer {layer} of {self.layout.layers} has no tokens to write: each layer appends "
+                "once after cache.advance(tokens)"
+            )
         if (key.shape, value.shape) != self._shapes or key.dtype != dtype or value.dtype != dtype:
             self._refuse_new(key, value)
         if key.requires_grad or value.requires_grad:
             raise NotSupported("a cache holds no gradients: run the model under no_grad()")
+        self._waiting.discard(layer)
 
     def _refuse_new(self, key: Tensor, value: Tensor) -> NoReturn:
         (key_shape, value_shape), dtype = self._shapes, self.layout.dtype

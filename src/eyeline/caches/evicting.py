@@ -41,7 +41,7 @@ class Evicting(Cache):
         return self._tokens.length
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
-        self._check_new(key, value)
+        self._check_new(layer, key, value)
         return *self._step.store(layer, key, value), self._seen
 
     def _place(self, tokens: Tokens, following: Position) -> Tokens:

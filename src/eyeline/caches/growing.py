@@ -36,7 +36,7 @@ class Growing(Cache):
         return self._tokens.length
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
-        self._check_new(key, value)
+        self._check_new(layer, key, value)
         keys, values = self._strip.store(layer, key, value)
         return (keys, values, self._tokens) if self._start else (key, value, self._tokens)
 

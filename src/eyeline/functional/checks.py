@@ -69,12 +69,13 @@ def check_call(
 
     sums_values: whether values are summed up; else only weights are asked for.
     """
-    _check_tensors(query, key, value)
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         raise NotSupported("torch.jit cannot trace attention: use torch.export")
+    _check_tensors(query, key, value)
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
+        if query.dtype != torch.float64:  # autocast leaves it alone
+            query, key, value = (x.to(dtype) for x in (query, key, value))
     mods = as_score_mods(score_mod)
     for mod in mods:
         mod.check(query.shape[1], query.shape[3], value.shape[3] if sums_values else None)

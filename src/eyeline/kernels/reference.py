@@ -42,13 +42,14 @@ def weights(request: Request) -> tuple[Tensor, Tensor]:
     pairs = pairs_of(request)
     for step in request.score_steps:
         score = step.define(score, pairs)
-    allowed = mask_of(request)
-    some = allowed.any(-1)
-    # An empty row is given real scores first and taken out afterwards, so that no derivative
-    # meets inf - inf.
-    score = score.masked_fill(~(allowed | ~some.unsqueeze(-1)), -torch.inf)
+    # A step may forbid a pair too: -inf stays -inf.
+    seen = mask_of(request) & (score != -torch.inf)
+    some = seen.any(-1)
+    # An empty row is given numbers first and taken out afterwards, so that no derivative meets
+    # inf - inf.
+    score = score.masked_fill(~seen, -torch.inf).masked_fill(~some.unsqueeze(-1), 0.0)
     lse = score.logsumexp(-1)
-    weight = (score - lse.unsqueeze(-1)).exp().masked_fill(~allowed, 0.0)
+    weight = (score - lse.unsqueeze(-1)).exp().masked_fill(~seen, 0.0)
     for change in request.weight_steps:
         weight = change.define(weight, pairs)
     return weight, lse.masked_fill(~some, -torch.inf)

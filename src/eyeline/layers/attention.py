@@ -15,13 +15,15 @@ from eyeline.functional.checks import PatternLike
 from eyeline.layers.checks import (
     check_cached,
     check_input,
+    check_last,
     check_mechanism,
+    check_same,
     check_sizes,
     check_tokens,
     head_width,
 )
 from eyeline.layers.positions import Position, added_at, check_fit, rotary_tables, sorted_positions
-from eyeline.mechanisms import Exact
+from eyeline.mechanisms import Additive, Exact, ExtraKeys, ExtraTokens
 from eyeline.patterns import Full, Pattern
 from eyeline.tokens import Tokens, default_tokens
 
@@ -37,10 +39,14 @@ class LayerCache(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """Keys (B, Hk, S, E) and values (B, Hk, S, E) of a layer: what cross attention can keep."""
+    """Keys (B, Hk, S, E) and values (B, Hk, S, E) of a layer: what cross attention can keep.
+
+    tokens: where they stand; None if nobody has said, and the layer has no positions.
+    """
 
     key: Tensor
     value: Tensor
+    tokens: Tokens | None = None
 
 
 @final
@@ -64,8 +70,9 @@ class MultiHeadAttention(nn.Module):
     draws its own. With head_dim = embed_dim / num_heads, h heads have as many parameters and
     multiplications as one of full width. Vaswani et al. 2017; Ainslie et al. 2023 (shared heads).
 
-    Raises InvalidArgument for sizes that do not fit together, for a pattern beside a mechanism,
-    and for dropout or score modifiers beside a mechanism, which would not see them.
+    Raises InvalidArgument for sizes that do not fit together, for what was made for other heads,
+    for a pattern beside a mechanism, and for dropout or score modifiers beside a mechanism, which
+    would not see them.
     """
 
     # pattern and mechanism fill one place, so these are ten choices.
@@ -99,6 +106,8 @@ class MultiHeadAttention(nn.Module):
             mechanism = Exact(rule, score_mod=positions.score_mods, dropout=dropout)
         else:
             check_mechanism(mechanism, pattern, positions.score_mods, dropout)
+        if isinstance(mechanism, (Exact, Additive, ExtraKeys, ExtraTokens)):
+            mechanism.check(num_heads, self.num_kv_heads, self.head_dim)
         self.mechanism = mechanism
         width, kv_width = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, width, bias=bias)
@@ -148,13 +157,14 @@ class MultiHeadAttention(nn.Module):
 
         q_tokens, k_tokens: what stands in each slot. In self attention the keys' are the
         queries'; in cross attention they default as in ``attention``: the queries are the last L.
-        key: also what ``project`` returned, to look at the same keys again and again.
-        cache: for self attention in steps; q_tokens is then what ``cache.advance`` was given.
+        key: also what ``project`` returned, to look at the same keys again and again; they stand
+        where ``project`` was told. cache: for self attention in steps; q_tokens is then what
+        ``cache.advance`` was given.
 
         Raises InvalidArgument for shapes, dtypes and options that do not fit together.
         """
         if cache is not None:
-            check_cached(key, q_tokens, k_tokens)
+            check_cached(cache.cache, key, q_tokens, k_tokens)
         q_tokens, k_tokens = self._standing(query, key, q_tokens, k_tokens)
         q, k, v = self._in_heads(query, key, value, q_tokens, k_tokens)
         if cache is not None:
@@ -168,11 +178,15 @@ class MultiHeadAttention(nn.Module):
     ) -> Projected:
         """The keys and values of cross attention, made once, for ``forward(query, projected)``.
 
-        k_tokens: what stands there, if the layer has positions; 0 … S-1 if not given.
+        k_tokens: what stands there, in every call that is given them; 0 … S-1 if not given.
         """
-        if self._has_positions:
-            _, k_tokens = self._standing(key, None, k_tokens, k_tokens)
-        return self._projected(key, value if value is not None else key, k_tokens)
+        check_input("key", key, self.kdim, self.k_proj.weight)
+        if k_tokens is not None:
+            check_tokens("k_tokens", k_tokens, *key.shape[:2])
+        elif self._has_positions:
+            k_tokens = default_tokens(key.shape[1], key.shape[1])[0]
+        k, v = self._projected(key, value if value is not None else key, k_tokens)
+        return Projected(k, v, k_tokens)
 
     def weights(
         self,
@@ -225,11 +239,15 @@ class MultiHeadAttention(nn.Module):
         k_tokens: Tokens | None,
     ) -> tuple[Tokens | None, Tokens | None]:
         """The tokens of queries and keys; where the layer places them itself, always some."""
+        if isinstance(key, Projected):
+            k_tokens = self._kept(key, k_tokens)
         if key is None and k_tokens is None:
             k_tokens = q_tokens
         if not self._has_positions:
             return q_tokens, k_tokens  # the mechanism checks them
         keys = query if key is None else key.key if isinstance(key, Projected) else key
+        if q_tokens is None:
+            check_last(query.shape[1], keys.shape[-2])
         if k_tokens is None and q_tokens is None:
             return default_tokens(query.shape[1], keys.shape[-2])
         if k_tokens is None:
@@ -238,6 +256,15 @@ class MultiHeadAttention(nn.Module):
         check_tokens("q_tokens", q_tokens, query.shape[0], query.shape[1])
         check_tokens("k_tokens", k_tokens, keys.shape[0], keys.shape[-2])
         return q_tokens, k_tokens
+
+    @staticmethod
+    def _kept(keys: Projected, k_tokens: Tokens | None) -> Tokens | None:
+        """The tokens of projected keys. They are not others than those they were made with."""
+        if k_tokens is None:
+            return keys.tokens
+        if keys.tokens is not None:
+            check_same("k_tokens", k_tokens, keys.tokens, "project(key) placed the keys at others")
+        return k_tokens
 
     def _in_heads(
         self,
@@ -255,10 +282,9 @@ class MultiHeadAttention(nn.Module):
         if isinstance(key, Projected):
             if value is not None:
                 raise InvalidArgument("value beside projected keys: they have their values")
-            return q, *key
+            return q, key.key, key.value
         if key is not None:
-            k, v = self._projected(key, value if value is not None else key, k_tokens)
-            return q, k, v
+            return q, *self._projected(key, value if value is not None else key, k_tokens)
         if value is not None:
             raise InvalidArgument("value without key: give both, or neither in self attention")
         if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
@@ -270,10 +296,12 @@ class MultiHeadAttention(nn.Module):
             placed = self._placed(query, k_tokens)
         return q, self._heads(self.k_proj(placed), k_tokens), self._split(self.v_proj(query))
 
-    def _projected(self, key: Tensor, value: Tensor, k_tokens: Tokens | None) -> Projected:
+    def _projected(
+        self, key: Tensor, value: Tensor, k_tokens: Tokens | None
+    ) -> tuple[Tensor, Tensor]:
         k = self._keys(key, k_tokens)
         check_input("value", value, self.vdim, self.v_proj.weight)
-        return Projected(k, self._split(self.v_proj(value)))
+        return k, self._split(self.v_proj(value))
 
     def _keys(self, key: Tensor, k_tokens: Tokens | None) -> Tensor:
         check_input("key", key, self.kdim, self.k_proj.weight)

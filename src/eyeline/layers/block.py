@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from eyeline.errors import InvalidArgument
 from eyeline.layers.attention import LayerCache, MultiHeadAttention, Projected
 from eyeline.layers.checks import check_width
+from eyeline.layers.feedforward import FeedForward, GatedFeedForward
 from eyeline.mechanisms.exact import probability
 from eyeline.tokens import Tokens, default_tokens
 
@@ -29,7 +30,8 @@ class Block(nn.Module):
     default, or "pre" (Xiong et al. 2020), after whose last block another norm is needed.
     make_norm: called with the width for each norm. dropout: of each f(…), while training.
 
-    Raises InvalidArgument for another norm and a dropout that is not a probability below 1.
+    Raises InvalidArgument for another norm, a dropout that is not a probability below 1, and a
+    FeedForward of another width.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        _check_parts(feed_forward, attention=attention)
         self.norm = _known(norm)
         self.attention = attention
         self.attention_norm = make_norm(attention.embed_dim)
@@ -96,12 +99,8 @@ class DecoderBlock(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        _check_parts(feed_forward, self_attention=self_attention, cross_attention=cross_attention)
         width = self_attention.embed_dim
-        if cross_attention.embed_dim != width:
-            raise InvalidArgument(
-                f"self_attention has embed_dim={width} and cross_attention "
-                f"{cross_attention.embed_dim}: a block has one width"
-            )
         self.norm = _known(norm)
         self.self_attention = self_attention
         self.self_attention_norm = make_norm(width)
@@ -124,12 +123,12 @@ class DecoderBlock(nn.Module):
 
         memory: also what ``cross_attention.project`` returned, made once for all steps.
         q_tokens, memory_tokens: what stands in the slots of x and of memory; 0, 1, … each, if
-        not given. cache: as for ``MultiHeadAttention``, for the self attention.
+        not given, or what ``project`` was told. cache: as for ``MultiHeadAttention``, for the self
+        attention.
         """
         check_width("x", x, self.self_attention.embed_dim)
-        length = (memory.key if isinstance(memory, Projected) else memory).shape[-2]
         q = q_tokens if q_tokens is not None else default_tokens(x.shape[1], x.shape[1])[0]
-        k = memory_tokens if memory_tokens is not None else default_tokens(length, length)[1]
+        k = memory_tokens if memory_tokens is not None else _standing(memory)
 
         def attend(x: Tensor) -> Tensor:
             out: Tensor = self.self_attention(x, q_tokens=q_tokens, cache=cache)
@@ -145,6 +144,33 @@ class DecoderBlock(nn.Module):
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}"
+
+
+def _check_parts(feed_forward: nn.Module, **attentions: MultiHeadAttention) -> None:
+    """Raise InvalidArgument unless all are of one width, as far as they say it."""
+    for name, attention in attentions.items():
+        if not isinstance(attention, MultiHeadAttention):
+            raise InvalidArgument(
+                f"{name} is a {type(attention).__name__}: a block takes a MultiHeadAttention, "
+                "which may look by any mechanism"
+            )
+    widths = {name: attention.embed_dim for name, attention in attentions.items()}
+    width = next(iter(widths.values()))
+    named = " and ".join(f"{name} has embed_dim={size}" for name, size in widths.items())
+    if set(widths.values()) != {width}:
+        raise InvalidArgument(f"{named}: a block has one width")
+    if isinstance(feed_forward, (FeedForward, GatedFeedForward)) and feed_forward.width != width:
+        raise InvalidArgument(
+            f"a {type(feed_forward).__name__} of width {feed_forward.width} and {named}: a block "
+            "has one width"
+        )
+
+
+def _standing(memory: Tensor | Projected) -> Tokens:
+    if isinstance(memory, Projected) and memory.tokens is not None:
+        return memory.tokens
+    length = (memory.key if isinstance(memory, Projected) else memory).shape[-2]
+    return default_tokens(length, length)[0]
 
 
 def _residual(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from eyeline.caches import Cache
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
@@ -65,14 +66,58 @@ def check_tokens(name: str, tokens: Tokens, batch: int, length: int) -> None:
         )
 
 
-def check_cached(key: object, q_tokens: Tokens | None, k_tokens: Tokens | None) -> None:
-    """Raise InvalidArgument unless a call with a cache is self attention and says who asks."""
+def check_last(queries: int, keys: int) -> None:
+    """Raise InvalidArgument where queries that nobody placed are more than the keys."""
+    if queries > keys:
+        raise InvalidArgument(
+            f"{queries} queries cannot be the last of {keys} keys: say where they stand with "
+            "q_tokens and k_tokens"
+        )
+
+
+def check_same(name: str, given: Tokens, made: Tokens, words: str) -> None:
+    """Raise InvalidArgument unless the given tokens are those of something that was made before.
+
+    The same object is taken at once; others are compared, so not inside a whole graph.
+    """
+    if given is made or _equal(given.host, made.host):
+        return
+    raise InvalidArgument(
+        f"{name} are {_brief(given)}: {words}, {_brief(made)}; give that very object to each call"
+    )
+
+
+def _equal(one: Tokens, other: Tokens) -> bool:
+    if torch.compiler.is_compiling():  # a graph has no numbers before it runs
+        return False
+    if one.documents is None or other.documents is None:
+        return one.documents is other.documents and torch.equal(one.positions, other.positions)
+    return torch.equal(one.positions, other.positions) and torch.equal(
+        one.documents, other.documents
+    )
+
+
+def _brief(tokens: Tokens) -> str:
+    if torch.compiler.is_compiling():
+        return str(tuple(tokens.positions.shape))
+    documents = "" if tokens.documents is None else ", with documents"
+    return f"{tuple(tokens.positions.shape)} from {tokens.positions[..., :1].tolist()}{documents}"
+
+
+def check_cached(
+    cache: Cache, key: object, q_tokens: Tokens | None, k_tokens: Tokens | None
+) -> None:
+    """Raise InvalidArgument unless a call with a cache is self attention of the step's tokens."""
     if key is not None:
         raise InvalidArgument("a cache is for self attention: keep cross keys with project()")
     if q_tokens is None or k_tokens not in (None, q_tokens):
         raise InvalidArgument(
             "with a cache, q_tokens is what cache.advance was given, and the cache knows k_tokens"
         )
+    if cache.latest is None:
+        raise InvalidArgument("the cache has no tokens yet: cache.advance(tokens) comes first")
+    if q_tokens is not cache.latest:
+        check_same("q_tokens", q_tokens, cache.latest, "it is what cache.advance was given")
 
 
 def check_mechanism(

@@ -46,6 +46,7 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(width=width, hidden=hidden)
+        self.width = width
         self.activation = _known(activation)
         self.dropout = probability("dropout", dropout)
         self.up = nn.Linear(width, hidden, bias=bias)
@@ -76,6 +77,7 @@ class GatedFeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, *, activation: Activation = "silu") -> None:
         super().__init__()
         check_sizes(width=width, hidden=hidden)
+        self.width = width
         self.activation = _known(activation)
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)

@@ -37,8 +37,8 @@ class Stack(nn.Module):
     checkpoint: keep only what enters a block, and compute the block again in the backward pass.
     Gradients are the same, dropout included: torch's generators are set back.
 
-    Raises InvalidArgument for no block, blocks or encodings of different widths, and extra tokens
-    that the blocks do not expect, or the other way round.
+    Raises InvalidArgument for no block, blocks or encodings of different widths, a position that
+    is not added, and extra tokens that the blocks do not expect, or the other way round.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Stack(nn.Module):
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
+        _check_blocks(Block, blocks)
         attentions = [block.attention for block in blocks]
         self.width = _one_width(attentions, position)
         _check_extra(attentions, extra_tokens)
@@ -120,6 +121,7 @@ class DecoderStack(nn.Module):
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
+        _check_blocks(DecoderBlock, blocks)
         self.width = _one_width([block.self_attention for block in blocks], position)
         self.blocks, self.position = nn.ModuleList(blocks), position
         self.final_norm, self.checkpoint = final_norm, checkpoint
@@ -155,6 +157,10 @@ class DecoderStack(nn.Module):
         if caches is not None:
             q_tokens, places = self._caches().advance(caches, x.shape[1], q_tokens)
         x = added_at(self.position, x, q_tokens)
+        if isinstance(memory, Projected):
+            raise InvalidArgument(
+                f"one memory projected for {len(self.blocks)} blocks: use project(memory)"
+            )
         each = [memory] * len(self.blocks) if isinstance(memory, Tensor) else memory
         if len(each) != len(self.blocks):
             raise InvalidArgument(f"{len(each)} projected memories for {len(self.blocks)} blocks")
@@ -177,12 +183,28 @@ def _run(checkpoint: bool, block: nn.Module, *inputs: Any, **options: Any) -> Te
     return out
 
 
+def _check_blocks(kind: type[nn.Module], blocks: Sequence[nn.Module]) -> None:
+    for block in blocks:
+        if not isinstance(block, kind):
+            raise InvalidArgument(
+                f"blocks hold a {type(block).__name__}: this stack is made of {kind.__name__}s"
+            )
+
+
 def _one_width(attentions: Sequence[MultiHeadAttention], position: Added | None) -> int:
     if not attentions:
         raise InvalidArgument("a stack needs at least one block")
     widths = [attention.embed_dim for attention in attentions]
     if len(set(widths)) > 1:
         raise InvalidArgument(f"blocks of widths {widths}: a stack has one width")
+    if isinstance(position, type):
+        raise InvalidArgument(f"position is the class {position.__name__}: make one of it")
+    if position is not None and not isinstance(position, Added):
+        raise InvalidArgument(
+            f"position is a {type(position).__name__}: a stack adds an encoding (Sinusoidal, "
+            "Learned) to its input; what turns or changes scores belongs to the attention of its "
+            "blocks, MultiHeadAttention(…, position=…), and BlockShape(…).stack(…) puts it there"
+        )
     if position is not None and position.width != widths[0]:
         raise InvalidArgument(f"{position} is added to vectors of width {widths[0]}")
     return widths[0]

@@ -56,6 +56,14 @@ class Additive(nn.Module):
             bound = weight.shape[-1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
 
+    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise InvalidArgument if it was made for other heads."""
+        heads, _, width = self.w_q.shape
+        if (heads, width) != (num_heads, head_dim):
+            raise InvalidArgument(
+                f"additive for {heads} heads of {width}; there are {num_heads} of {head_dim}"
+            )
+
     def forward(
         self,
         query: Tensor,

@@ -45,6 +45,13 @@ class Exact(nn.Module):
         if trained:  # so that they are found as parts of the module
             self.trained = nn.ModuleList(trained)
 
+    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise InvalidArgument if pattern or score modifiers were made for other heads."""
+        if "batch" not in self.pattern.varies_by:
+            self.pattern.check_call(1, num_heads)
+        for mod in self.score_mods:
+            mod.check(num_heads, head_dim, head_dim)
+
     def forward(
         self,
         query: Tensor,

@@ -50,6 +50,11 @@ class ExtraKeys(nn.Module):
         for x in (self.key, self.value):
             nn.init.normal_(x, std=1 / math.sqrt(x.shape[-1]))
 
+    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise InvalidArgument if it, or how it looks at the sequence, is for other heads."""
+        self.exact.check(num_heads, num_kv_heads, head_dim)
+        self._check_keys(num_kv_heads, head_dim)
+
     def forward(
         self,
         query: Tensor,
@@ -60,7 +65,7 @@ class ExtraKeys(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> Tensor:
         """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, E) to (B, H, L, E)."""
-        self._check(key)
+        self._check_keys(key.shape[1], key.shape[3])
         heads, more = (query, key, value), (self.key[None], self.value[None])
         out = looked(
             self.exact, self.pattern, heads, more,
@@ -80,17 +85,17 @@ class ExtraKeys(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> Tensor:
         """The weights of the sequence's keys, then of the extra ones: (B, H, L, S + count)."""
-        self._check(key)
+        self._check_keys(key.shape[1], key.shape[3])
         return all_weights(
             self.exact, query, key, self.key[None], q_tokens=q_tokens, k_tokens=k_tokens
         )
 
-    def _check(self, key: Tensor) -> None:
-        made_for, found = (self.key.shape[0], self.key.shape[2]), (key.shape[1], key.shape[3])
-        if made_for != found:
+    def _check_keys(self, num_kv_heads: int, head_dim: int) -> None:
+        heads, _, width = self.key.shape
+        if (heads, width) != (num_kv_heads, head_dim):
             raise InvalidArgument(
-                f"extra keys for {made_for[0]} key heads of {made_for[1]}; the call has "
-                f"{found[0]} of {found[1]}"
+                f"extra keys for {heads} key heads of {width}; there are {num_kv_heads} of "
+                f"{head_dim}"
             )
 
     def extra_repr(self) -> str:

@@ -34,8 +34,10 @@ class ExtraTokens(nn.Module):
 
     In the layer above the extra tokens carry what they have seen to everyone. A pattern under
     which some token, with others after it, looks at none of them would lose that, so it is refused
-    (NotSupported), as are documents; ``ExtraKeys`` is the form for causal patterns. There is no cache: the whole text is read at
-    once. Raises InvalidArgument for a count below 1 and for tokens without the extra slots.
+    (NotSupported), as are documents; ``ExtraKeys`` is the form for causal patterns. There is no
+    cache: the whole text is read at once. Nor is there a graph of torch.compile or torch.export
+    (NotSupported); with fullgraph=False the layers that hold extra tokens run as they are. Raises
+    InvalidArgument for a count below 1 and for tokens without the extra slots.
     """
 
     def __init__(self, exact: Exact, count: int) -> None:
@@ -43,6 +45,10 @@ class ExtraTokens(nn.Module):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidArgument(f"extra tokens: count={count!r}: a whole number from 1")
         self.exact, self.count = exact, count
+
+    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise InvalidArgument if how the sequence is looked at is for other heads."""
+        self.exact.check(num_heads, num_kv_heads, head_dim)
 
     def beside(self, tokens: Tokens | int) -> Tokens:
         """The tokens (or so many, at 0, 1, …) with the extra slots before them."""
@@ -80,6 +86,11 @@ class ExtraTokens(nn.Module):
 
     def _sequence(self, q: Tokens | None, k: Tokens | None, query: Tensor, key: Tensor) -> Tokens:
         """The tokens without the extra slots."""
+        if torch.compiler.is_compiling():
+            raise NotSupported(
+                "extra tokens look up where the others stand, which a graph does not know before "
+                "it runs: compile with fullgraph=False, and these layers run as they are"
+            )
         if q is None or k is not q or q.length != query.shape[2] or key.shape[2] != query.shape[2]:
             raise InvalidArgument(
                 f"{self.count} extra tokens look in self attention, and q_tokens says where the "

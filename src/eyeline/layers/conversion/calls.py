@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument, NotSupported
@@ -54,11 +55,13 @@ def pattern_of_call(
             "convert(model, {'its name': Full(), '*': pattern})"
         )
     if is_causal and queries == keys:
-        return _joined(pattern, Causal())
+        pattern = _joined(pattern, Causal())
+        if torch.compiler.is_compiling():
+            return pattern  # the hint is believed there, so that no mask is kept
     if attn_mask is not None:
         found = pattern_of_mask(attn_mask, batch=sizes.batch, heads=sizes.heads)
         return _joined(pattern, found)
-    if is_causal:
+    if is_causal and queries != keys:
         raise InvalidArgument(
             f"is_causal=True for {queries} queries and {keys} keys: give attn_mask too, which says "
             "where the queries stand"

@@ -28,17 +28,23 @@ def pattern_of_mask(attn_mask: Tensor, *, batch: int = 1, heads: int = 1) -> Pat
     look and -inf = may not. A mask that forbids exactly the future gives ``Causal()``, one that
     forbids nothing ``Full()``; only others become ``Explicit``, which keeps L·S bools.
 
-    What was found for a mask is remembered as long as the tensor lives unchanged. Inside
-    torch.compile nothing is read from it, so every mask is Explicit; ``is_causal`` is not.
+    What was found for a mask is remembered as long as the tensor lives unchanged. torch counts
+    changes, but not those made through ``mask.numpy()`` or ``mask.data``: after one of these the
+    mask would still mean what it did, so give a new tensor. Inside torch.compile nothing is read
+    from a mask, so every one is Explicit; ``is_causal`` is not.
 
-    Raises InvalidArgument for other shapes, NotSupported for numbers other than 0 and -inf.
+    Raises InvalidArgument for other shapes, NotSupported for numbers other than 0 and -inf and for
+    a mask that is trained.
     """
+    _check_tensor("attn_mask", attn_mask)
     if attn_mask.dim() == 3:
         _check_rank_3(attn_mask, batch, heads)
     elif attn_mask.dim() != 2:
         raise InvalidArgument(
             f"attn_mask {tuple(attn_mask.shape)}: its shape is (L, S) or (N·num_heads, L, S)"
         )
+
+    _check_fixed("attn_mask", attn_mask)
 
     def find() -> Pattern:
         return _pattern(_allowed("attn_mask", attn_mask), heads)
@@ -54,14 +60,16 @@ def tokens_of_padding(
     key_padding_mask: (N, S) or (S,), bool, True = nobody is there, or floating, 0 and -inf.
     queries: their number, S if not given. A key that is ignored is nobody, and the others keep the
     number of their slot as their position. Queries are not masked, as in torch: a pad that asks
-    gets an answer, which nobody sees.
+    gets an answer, which nobody sees. Remembered as ``pattern_of_mask`` does.
 
     Raises InvalidArgument for other shapes, NotSupported for numbers other than 0 and -inf.
     """
+    _check_tensor("key_padding_mask", key_padding_mask)
     if key_padding_mask.dim() not in (1, 2):
         raise InvalidArgument(
             f"key_padding_mask {tuple(key_padding_mask.shape)}: its shape is (N, S) or (S,)"
         )
+    _check_fixed("key_padding_mask", key_padding_mask)
     keys = _remembered(key_padding_mask, ("keys", 0), lambda: _keys(key_padding_mask))
     if keys is None:
         return None, None
@@ -134,6 +142,20 @@ def _allowed(name: str, mask: Tensor) -> Tensor:
             "convert(model, {'its name': None, '*': pattern})"
         )
     return allowed
+
+
+def _check_tensor(name: str, mask: object) -> None:
+    if not isinstance(mask, Tensor):
+        raise InvalidArgument(f"{name} is a {type(mask).__name__}, not a tensor")
+
+
+def _check_fixed(name: str, mask: Tensor) -> None:
+    if mask.requires_grad:
+        raise NotSupported(
+            f"{name} {tuple(mask.shape)} is trained: a bias belongs in score_mod (T5Bias, "
+            "OffsetBias, …), or leave the module as it is: "
+            "convert(model, {'its name': None, '*': pattern})"
+        )
 
 
 def _check_rank_3(mask: Tensor, batch: int, heads: int) -> None:

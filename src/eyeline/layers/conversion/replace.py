@@ -41,6 +41,7 @@ def convert(model: nn.Module, pattern: Patterns) -> Report:
     Raises InvalidArgument if there is nothing to replace, or the model itself is such a module,
     which has no place in which to replace it (see ``from_torch``). Then nothing was changed.
     """
+    _check_model(model)
     if isinstance(model, nn.MultiheadAttention):
         raise InvalidArgument(
             "the model is itself an nn.MultiheadAttention: give the module that holds it, or use "
@@ -71,6 +72,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 
     Raises InvalidArgument if nothing in the model was converted.
     """
+    _check_model(model)
     named = model.named_modules(remove_duplicate=False)
     converted = {name: x for name, x in named if isinstance(x, TorchAttention)}
     if not converted:
@@ -82,6 +84,11 @@ def restore(model: nn.Module) -> tuple[str, ...]:
         if before is not None:
             encoder.use_nested_tensor = before
     return tuple(converted)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is a {type(model).__name__}: give an nn.Module")
 
 
 def _check(pattern: object) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from eyeline.errors import NotSupported
+from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.checks import PatternLike
 from eyeline.layers.attention import MultiHeadAttention
 from eyeline.mechanisms import Exact
@@ -61,6 +61,8 @@ def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True) -> nn.Multi
     a pattern. A pattern belongs in the call there: set ``layer.mechanism.pattern = Full()`` first
     and give attn_mask = ~dense_mask(pattern, n).
     """
+    if not isinstance(layer, MultiHeadAttention):
+        raise InvalidArgument(f"to_torch takes a MultiHeadAttention, not a {type(layer).__name__}")
     exact, extra = _exact(layer)
     _check(layer, exact)
     weight = layer.out_proj.weight
