@@ -91,8 +91,8 @@ def check_call(
     scale = scale if scale is not None else 1.0 / math.sqrt(max(query.shape[-1], 1))
     if not -math.inf < scale < math.inf:
         raise InvalidArgument(f"scale={scale}: it must be a finite number")
-    _check_dropout(dropout_p)
-    return Call(query, key, value, rule, tokens, float(scale), steps, float(dropout_p), wants_lse)
+    dropout_p = probability("dropout_p", dropout_p)
+    return Call(query, key, value, rule, tokens, float(scale), steps, dropout_p, wants_lse)
 
 
 def as_score_mods(score_mod: ScoreModLike) -> tuple[ScoreMod, ...]:
@@ -143,9 +143,11 @@ def _check_order(mods: tuple[ScoreMod, ...]) -> None:
                 )
 
 
-def _check_dropout(p: float) -> None:
+def probability(name: str, p: float) -> float:
+    """p as a float. Raises InvalidArgument unless it is a number from 0 to below 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p < 1.0:
-        raise InvalidArgument(f"dropout_p={p!r}: a probability from 0 to below 1")
+        raise InvalidArgument(f"{name}={p!r}: a probability from 0 to below 1")
+    return float(p)
 
 
 def _dropout(p: float) -> tuple[Dropout, ...]:

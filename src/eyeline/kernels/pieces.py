@@ -53,6 +53,11 @@ class Piece(ABC):
         """The least range of queries that holds all of the piece's, if it holds no others."""
 
 
+def dense_rows(x: Tensor) -> Tensor:
+    """x with a contiguous last dimension, as pieces read it; copied only where it has none."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 class Footprint(NamedTuple):
     """Working memory of a piece, in bytes: for each query, for each key, and for each pair.
 

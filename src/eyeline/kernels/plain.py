@@ -94,7 +94,7 @@ def scores(
     score = _times(_wide(q) * scale, _wide(k).transpose(-2, -1))
     score, kept = (score, []) if steps is None else steps.change(score)
     if mask is not None:
-        # Adding numbers of the same type takes a quarter of the time of filling under bools.
+        # Adding numbers of the same type is quicker than filling under bools.
         score.add_(torch.zeros_like(mask, dtype=score.dtype).masked_fill_(~mask, -torch.inf))
     return score, kept
 

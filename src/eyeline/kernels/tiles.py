@@ -17,6 +17,7 @@ from torch import Tensor
 from eyeline.kernels import scoring
 from eyeline.kernels.execute import Gradients, Known, backward, forward
 from eyeline.kernels.once import only_once
+from eyeline.kernels.pieces import dense_rows
 from eyeline.kernels.request import Request
 from eyeline.kernels.sheets import Sheet, Strip, strips
 from eyeline.kernels.steps import Pairing
@@ -97,7 +98,7 @@ def results(
     work: Work, query: Tensor, key: Tensor, value: Tensor, tables: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, without a derivative."""
-    query, key, value = (_dense_rows(x) for x in (query, key, value))
+    query, key, value = (dense_rows(x) for x in (query, key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
     # Half types are merged in float32 and rounded once.
     out = value.new_zeros(*query.shape[:3], value.shape[-1])
@@ -126,7 +127,7 @@ def gradients(
     grad_lse: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Those of query, key, value, and of each table that is wanted, from what ``results`` gave."""
-    query, key, value = (_dense_rows(x) for x in (query, key, value))
+    query, key, value = (dense_rows(x) for x in (query, key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
     grads = tuple(torch.zeros_like(x) for x in (query, key, value))
     slopes = tuple(
@@ -134,7 +135,7 @@ def gradients(
         for table, wants in zip(tables, wanted, strict=True)
     )
     pairing = paired(work.steps, tables, slopes)
-    grad = _dense_rows(grad) if grad is not None else torch.zeros_like(out)
+    grad = dense_rows(grad) if grad is not None else torch.zeros_like(out)
     # exp(score - inf) = 0: an empty row, whose score - lse would be inf - inf, adds nothing.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     if grad_lse is not None:
@@ -182,8 +183,3 @@ def paired(
         (step, None if table is None else Table(table, first, slope))
         for (step, first), table, slope in zip(steps, tables, slopes, strict=True)
     )
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    """x with a contiguous last dimension, copied only where it has none."""
-    return x if x.stride(-1) == 1 else x.contiguous()

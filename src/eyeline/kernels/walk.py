@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eyeline.kernels import plain
 from eyeline.kernels.execute import Inputs
-from eyeline.kernels.pieces import Footprint, Piece, pieces
+from eyeline.kernels.pieces import Footprint, Piece, dense_rows, pieces
 from eyeline.kernels.request import Request
 from eyeline.kernels.sheets import Sheet, sheets
 from eyeline.kernels.steps import Pairing, Steps
@@ -93,7 +93,7 @@ class Spot:
 
 def spots(request: Request, pairing: Pairing) -> Iterator[Spot]:
     """Every allowed pair of the request, once."""
-    query, key = (x if x.stride(-1) == 1 else x.contiguous() for x in (request.query, request.key))
+    query, key = dense_rows(request.query), dense_rows(request.key)
     slots = Slots(*(torch.arange(x.shape[2], device=x.device)[None] for x in (query, key)))
     for sheet in sheets(request):
         yield from _of_plan(sheet, sheet.plan, sheet.inputs(query, key, key, pairing), slots)

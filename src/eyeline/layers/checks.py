@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache
+from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
@@ -14,8 +15,7 @@ from eyeline.tokens import Tokens
 def check_sizes(**sizes: int) -> None:
     """Raise InvalidArgument unless each is a whole number from 1."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidArgument(f"{name}={size!r}: a whole number from 1")
+        check_size(name, size)
 
 
 def head_width(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:

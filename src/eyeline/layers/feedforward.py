@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
+from eyeline.functional.checks import probability
 from eyeline.layers.checks import check_sizes
-from eyeline.mechanisms.exact import probability
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """relu(x) = max(x, 0); gelu(x) = x Φ(x); gelu_tanh, its approximation by tanh; silu(x) = x σ(x)."""

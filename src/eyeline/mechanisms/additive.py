@@ -7,10 +7,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.functional.additive import additive_attention, additive_attention_weights
-from eyeline.functional.checks import PatternLike, as_pattern
-from eyeline.mechanisms.exact import probability
+from eyeline.functional.checks import PatternLike, as_pattern, probability
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens
 
@@ -41,8 +41,7 @@ class Additive(nn.Module):
         hidden = hidden if hidden is not None else head_dim
         sizes = {"num_heads": num_heads, "head_dim": head_dim, "hidden": hidden}
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise InvalidArgument(f"additive {name}={size!r}: a whole number from 1")
+            check_size(f"additive {name}", size)
         self.pattern = as_pattern(pattern)
         self.dropout = probability("dropout", dropout)
         self.w_q = nn.Parameter(torch.empty(num_heads, hidden, head_dim))

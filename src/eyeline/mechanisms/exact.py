@@ -6,9 +6,14 @@ from typing import final
 
 from torch import Tensor, nn
 
-from eyeline.errors import InvalidArgument
 from eyeline.functional import attention, attention_weights
-from eyeline.functional.checks import PatternLike, ScoreModLike, as_pattern, as_score_mods
+from eyeline.functional.checks import (
+    PatternLike,
+    ScoreModLike,
+    as_pattern,
+    as_score_mods,
+    probability,
+)  # fmt: skip
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens
 
@@ -87,10 +92,3 @@ class Exact(nn.Module):
         parts = [str(self.pattern), *(str(x) for x in untrained)]
         parts += [f"scale={self.scale:g}"] if self.scale is not None else []
         return ", ".join(parts + ([f"dropout={self.dropout:g}"] if self.dropout else []))
-
-
-def probability(name: str, p: float) -> float:
-    """p as a float. Raises InvalidArgument unless it is a number from 0 to below 1."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p < 1.0:
-        raise InvalidArgument(f"{name}={p!r}: a probability from 0 to below 1")
-    return float(p)

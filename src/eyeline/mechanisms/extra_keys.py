@@ -8,11 +8,12 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.mechanisms.exact import Exact
-from eyeline.mechanisms.merging import all_weights, looked
+from eyeline.mechanisms.merging import all_weights, looked, without_nobody
 from eyeline.patterns import Pattern
-from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens import Tokens
 
 
 @final
@@ -33,8 +34,7 @@ class ExtraKeys(nn.Module):
         super().__init__()
         sizes = {"count": count, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise InvalidArgument(f"extra keys: {name}={size!r}: a whole number from 1")
+            check_size(f"extra keys {name}", size)
         self.exact = exact
         self.key = nn.Parameter(torch.empty(num_kv_heads, count, head_dim))
         self.value = nn.Parameter(torch.empty(num_kv_heads, count, head_dim))
@@ -71,10 +71,7 @@ class ExtraKeys(nn.Module):
             self.exact, self.pattern, heads, more,
             tokens=(q_tokens, k_tokens), score_mods=self.exact.score_mods,
         )  # fmt: skip
-        if q_tokens is None:
-            return out
-        nobody = (q_tokens.positions == NOBODY).to(out.device)
-        return out.masked_fill(torch.atleast_2d(nobody)[:, None, :, None], 0.0)
+        return out if q_tokens is None else without_nobody(out, q_tokens)
 
     def weights(
         self,

@@ -8,9 +8,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.mechanisms.exact import Exact
-from eyeline.mechanisms.merging import looked
+from eyeline.mechanisms.merging import looked, without_nobody
 from eyeline.patterns import Full, Pattern
 from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask
@@ -42,8 +43,7 @@ class ExtraTokens(nn.Module):
 
     def __init__(self, exact: Exact, count: int) -> None:
         super().__init__()
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidArgument(f"extra tokens: count={count!r}: a whole number from 1")
+        check_size("extra tokens count", count)
         self.exact, self.count = exact, count
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -77,9 +77,7 @@ class ExtraTokens(nn.Module):
             self.exact, Full(), (q_more, k, v), (k_more, v_more),
             tokens=(asking, tokens), score_mods=(),
         )  # fmt: skip
-        nobody = (tokens.positions == NOBODY).to(own.device)
-        own = own.masked_fill(torch.atleast_2d(nobody)[:, None, :, None], 0.0)
-        return torch.cat((extra, own), 2)
+        return torch.cat((extra, without_nobody(own, tokens)), 2)
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, :, : self.count], x[:, :, self.count :]

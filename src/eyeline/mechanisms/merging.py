@@ -12,7 +12,7 @@ from eyeline.functional import attention_with_lse
 from eyeline.mechanisms.exact import Exact
 from eyeline.patterns import Pattern
 from eyeline.scores import ScoreMod
-from eyeline.tokens import Tokens
+from eyeline.tokens import NOBODY, Tokens
 
 
 def looked(
@@ -43,6 +43,12 @@ def looked(
         share = (score.logsumexp(-1) - lse).sigmoid().unsqueeze(-1)
         extra = _grouped(weight, more[1].to(weight.dtype))
         return torch.lerp(out.to(extra.dtype), extra, share).to(out.dtype)
+
+
+def without_nobody(out: Tensor, tokens: Tokens) -> Tensor:
+    """out (B, H, L, Ev) with 0 where nobody asks: more keys are there for everyone, not for it."""
+    nobody = (tokens.positions == NOBODY).to(out.device)
+    return out.masked_fill(torch.atleast_2d(nobody)[:, None, :, None], 0.0)
 
 
 def all_weights(

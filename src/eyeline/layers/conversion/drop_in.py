@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from eyeline.errors import NotSupported
 from eyeline.functional import attention
+from eyeline.functional.checks import probability
 from eyeline.layers.conversion.calls import (
     Sizes,
     check_inputs,
@@ -17,7 +18,6 @@ from eyeline.layers.conversion.calls import (
     tokens_of_call,
 )  # fmt: skip
 from eyeline.mechanisms import Exact
-from eyeline.mechanisms.exact import probability
 from eyeline.mechanisms.merging import all_weights, looked
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
