@@ -1,0 +1,140 @@
+"""A mechanism before its heads are known: a name and options, as a value with a text form.
+
+    recipe := word [ "(" [ name "=" value ("," name "=" value)* ] ")" ]
+    value  := integer | decimal | true | false | none | word
+
+Models, saved folders and the command line name mechanisms so; ``make`` builds the module.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from eyeline.errors import InvalidArgument
+from eyeline.mechanisms.additive import Additive
+from eyeline.mechanisms.exact import Exact
+from eyeline.mechanisms.extra_keys import ExtraKeys
+from eyeline.patterns import Pattern
+
+Option = int | float | bool | str | None
+
+MAX_CHARACTERS = 500
+_RECIPE = re.compile(r"\s*([a-z_][a-z_0-9]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_OPTION = re.compile(r"\s*([a-z_][a-z_0-9]*)\s*=\s*([A-Za-z_0-9.+-]+)\s*")
+_WORDS: Mapping[str, Option] = {"true": True, "false": False, "none": None}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a mechanism works on: so many heads of queries, of keys, and their width."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+Make = Callable[..., nn.Module]
+"""(pattern, heads, *, dropout, **options) to a module that is called as ``Exact`` is."""
+
+
+def _exact(pattern: Pattern, heads: Heads, *, dropout: float) -> nn.Module:
+    return Exact(pattern, dropout=dropout)
+
+
+def _additive(
+    pattern: Pattern, heads: Heads, *, dropout: float, hidden: int | None = None
+) -> nn.Module:
+    return Additive(
+        heads.num_heads, heads.head_dim, hidden=hidden, pattern=pattern, dropout=dropout
+    )
+
+
+def _extra_keys(pattern: Pattern, heads: Heads, *, dropout: float, count: int) -> nn.Module:
+    exact = Exact(pattern, dropout=dropout)
+    return ExtraKeys(exact, count, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim)
+
+
+TABLE: Mapping[str, Make] = {
+    "exact": _exact,
+    "additive": _additive,
+    "extra_keys": _extra_keys,
+}
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """A mechanism by name, with its options; ``str`` and ``recipe`` are inverse.
+
+    Raises InvalidArgument for a name that is not in ``TABLE``, and for options it does not have.
+    """
+
+    name: str = "exact"
+    options: tuple[tuple[str, Option], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in TABLE:
+            known = ", ".join(sorted(TABLE))
+            raise InvalidArgument(f"there is no mechanism {self.name!r}; there are: {known}")
+        asked = inspect.signature(TABLE[self.name])
+        try:
+            asked.bind(None, None, dropout=0.0, **dict(self.options))
+        except TypeError as error:
+            raise InvalidArgument(f"{self}: {error}; {self._takes()}") from None
+
+    def make(self, pattern: Pattern, heads: Heads, *, dropout: float = 0.0) -> nn.Module:
+        """The module. Raises InvalidArgument or NotSupported for what it cannot honour."""
+        return TABLE[self.name](pattern, heads, dropout=dropout, **dict(self.options))
+
+    def _takes(self) -> str:
+        names = list(inspect.signature(TABLE[self.name]).parameters)[3:]
+        return f"{self.name} takes {', '.join(names) if names else 'no options'}"
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{name}={_text(value)}" for name, value in self.options)
+        return f"{self.name}({listed})" if listed else self.name
+
+
+def recipe(text: str) -> Recipe:
+    """From ``extra_keys(count=16)`` to a Recipe. Raises InvalidArgument with what was read."""
+    found = _RECIPE.fullmatch(text) if len(text) <= MAX_CHARACTERS else None
+    if found is None:
+        raise InvalidArgument(
+            f"mechanism {text[:80]!r} is not of the form name(option=value, option=value)"
+        )
+    inner = (found[2] or "").strip()
+    options = [_option(part) for part in inner.split(",")] if inner else []
+    names = [name for name, _ in options]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidArgument(f"mechanism {text!r}: {twice} is given twice")
+    return Recipe(found[1], tuple(options))
+
+
+def _option(part: str) -> tuple[str, Option]:
+    found = _OPTION.fullmatch(part)
+    if found is None:
+        raise InvalidArgument(f"mechanism option {part.strip()!r} is not of the form name=value")
+    return found[1], _value(found[2])
+
+
+def _value(text: str) -> Option:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][+-]?\d+)", text):
+        return float(text)
+    if re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", text):
+        return text
+    raise InvalidArgument(f"mechanism option value {text!r}: a number or a word is due")
+
+
+def _text(value: Option) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
