@@ -91,20 +91,24 @@ def _ordered(slots: Tensor | None, tokens: Tokens) -> tuple[Order | None, Tokens
 
 
 def _grouped(view: View, q: Tokens, k: Tokens, tile: int) -> tuple[Tensor, Tensor, int] | None:
+    # So many residues, of which hardly two tokens share one, are not worth a table.
+    if view.modulus > _MOST_PADS * max(q.length, k.length, tile):
+        return None
     q_slots, q_residue = _residues(q, view.q_slots, view.modulus)
     same = q is k and view.q_slots is view.k_slots
     k_slots, k_residue = (q_slots, q_residue) if same else _residues(k, view.k_slots, view.modulus)
-    residues = torch.cat([q_residue, k_residue]).unique()
-    if not len(residues):
+    sizes = [torch.bincount(x, minlength=view.modulus) for x in (q_residue, k_residue)]
+    met = (sizes[0] + sizes[1]).nonzero()[:, 0]
+    if not len(met):
         return None
-    q_group, k_group = (torch.searchsorted(residues, x) for x in (q_residue, k_residue))
-    largest = max(int(torch.bincount(group, minlength=1).max()) for group in (q_group, k_group))
+    number = torch.zeros_like(sizes[0]).index_put_((met,), torch.arange(len(met)))
+    largest = int(torch.stack(sizes).max())
     tile = min(tile, max(_SMALLEST_TILE, 1 << (largest - 1).bit_length()))
     pitch = -(-largest // tile) * tile
-    if len(residues) * pitch > _MOST_PADS * max(q.length, k.length, tile):
+    if len(met) * pitch > _MOST_PADS * max(q.length, k.length, tile):
         return None
-    laid = _laid(q_slots, q_group, pitch, len(residues))
-    return laid, laid if same else _laid(k_slots, k_group, pitch, len(residues)), tile
+    laid = _laid(q_slots, number[q_residue], pitch, len(met))
+    return laid, laid if same else _laid(k_slots, number[k_residue], pitch, len(met)), tile
 
 
 def _residues(tokens: Tokens, slots: Tensor | None, modulus: int) -> tuple[Tensor, Tensor]:
@@ -117,9 +121,9 @@ def _residues(tokens: Tokens, slots: Tensor | None, modulus: int) -> tuple[Tenso
 
 def _laid(slots: Tensor, group: Tensor, pitch: int, groups: int) -> Tensor:
     """The slots of each group side by side, every group beginning at a multiple of pitch."""
-    order = group.argsort(stable=True)
+    group, order = group.sort(stable=True)
     sizes = torch.bincount(group, minlength=groups)
-    rank = torch.arange(len(group)) - (sizes.cumsum(0) - sizes)[group[order]]
+    first = torch.arange(groups) * pitch - (sizes.cumsum(0) - sizes)
     laid = torch.full((groups * pitch,), NOBODY, dtype=torch.int64)
-    laid[group[order] * pitch + rank] = slots[order]
+    laid[first[group] + torch.arange(len(group))] = slots[order]
     return laid

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from eyeline.patterns import Pattern
 from eyeline.planning.dense import settled
 from eyeline.planning.host import on_host
@@ -9,11 +11,14 @@ from eyeline.planning.orders import arrange
 from eyeline.planning.palette import evaluate, palette
 from eyeline.planning.peeling import Rule, pattern_of, peel
 from eyeline.planning.planner import TILE, one_sequence
-from eyeline.planning.refine import Tiling, refine
+from eyeline.planning.refine import Tiling, finer, refine
 from eyeline.tokens import Tokens
 
 # Tiles without a shared mask are evaluated this many entries at a time.
 _BATCH = 1 << 22
+# They are first split to this edge, tiles with so many entries in all at a time.
+_SMALL = 8
+_SPLIT = 1 << 26
 
 
 def pairs(
@@ -51,9 +56,21 @@ def _in_order(rule: Rule, q: Tokens, k: Tokens, tile: int, modulus: int) -> int:
     masks = palette(pattern, q, k, tiling)
     known = int(masks.count[masks.code].sum())
     unknown = tiling.partial[masks.code == 0]
-    for some in unknown.split(max(_BATCH // tiling.tile**2, 1)):
-        known += int(evaluate(pattern, q, k, some, tiling.tile).sum())
+    for some in unknown.split(max(_SPLIT // tiling.tile**2, 1)):
+        known += _one_by_one(pattern, q, k, some, tiling.tile, modulus)
     return known + _full_pairs(tiling, q.length, k.length)
+
+
+def _one_by_one(
+    pattern: Pattern, q: Tokens, k: Tokens, tiles: Tensor, tile: int, modulus: int
+) -> int:
+    """The pairs in tiles without a shared mask. Most of small blocks in them is none or all."""
+    halvings = max((tile // _SMALL).bit_length() - 1, 0)
+    inner = finer(pattern, q, k, tiles, tile=tile, halvings=halvings, modulus=modulus)
+    count = _full_pairs(inner, q.length, k.length)
+    for some in inner.partial.split(max(_BATCH // inner.tile**2, 1)):
+        count += int(evaluate(pattern, q, k, some, inner.tile).count_nonzero())
+    return count
 
 
 def _full_pairs(tiling: Tiling, queries: int, keys: int) -> int:

@@ -73,6 +73,29 @@ def refine(
     return Tiling(edge, blocks >> level, frontier, rows[level], columns[level])
 
 
+def finer(
+    pattern: Pattern,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    tiles: Tensor,
+    *,
+    tile: int,
+    halvings: int,
+    modulus: int = 1,
+) -> Tiling:
+    """What is in some tiles of edge ``tile``, in tiles of edge tile / 2^halvings."""
+    edge = tile >> halvings
+    rows, columns = (pyramid(x, edge, modulus, halvings + 1) for x in (q_tokens, k_tokens))
+    rows, columns = (_extended(levels, halvings + 1) for levels in (rows, columns))
+    full = [tiles.new_zeros(0, 3)]
+    for level in reversed(range(halvings)):
+        tiles = _children(tiles, len(rows[level]), len(columns[level]))
+        verdict = verdicts(pattern, rows[level], columns[level], tiles)
+        whole, tiles = tiles[verdict == FULL], tiles[verdict == PARTIAL]
+        full.append(torch.cat([whole << level, torch.full_like(whole[:, :1], 1 << level)], 1))
+    return Tiling(edge, torch.cat(full), tiles, rows[0], columns[0])
+
+
 def verdicts(pattern: Pattern, rows: Level, columns: Level, tiles: Tensor) -> Tensor:
     """The pattern's verdict about some tiles, with nobody taken out: (len(tiles),) uint8."""
     q, k = rows.take(tiles[:, 0]), columns.take(tiles[:, 1])

@@ -18,7 +18,7 @@ _HEIGHT, _WIDTH = 8, 1024
 # No more strips than this in all, and in one tile; no more pairs are looked at one by one.
 _STRIPS = 1 << 17
 _MOST = 16
-_PAIRS = 1 << 23
+_PAIRS = 1 << 22
 # Steps that spread places evenly over a square: powers of 1 / 1.32471…, the root of x³ = x + 1.
 _DOWN, _ACROSS = 0.7548776662466927, 0.5698402909980532
 # How the places shift from a tile to the next one below, and to the right: irrational, and
