@@ -117,8 +117,12 @@ def factor_before_the_softmax(patch: Patch) -> Suite:
 
 
 def diagonals_spread_shifted(patch: Patch) -> Suite:
-    right = Diagonals.spread
-    patch.setattr(Diagonals, "spread", lambda self, rows: right(self, rows.roll(1, -1)))
+    right = Diagonals.add
+
+    def shifted(self: Diagonals, pairs: Tensor, rows: Tensor, *, alpha: float = 1.0) -> Tensor:
+        return right(self, pairs, rows.roll(1, -1), alpha=alpha)
+
+    patch.setattr(Diagonals, "add", shifted)
     return kernels("Shaw")
 
 

@@ -71,7 +71,7 @@ class Steps:
     def slope_of_extra(self, slope: Tensor, above: Tensor, weight: Tensor) -> Tensor:
         """The slope of the weights with what the output's steps add to it; collects gradients."""
         for step, table in self._each(OutputStep):  # type: ignore[type-abstract]
-            slope = slope.add_(step.backward(above, weight, self.block, table))
+            slope = step.backward(slope, above, weight, self.block, table)
         return slope
 
     def _each(self, kind: type[_Kind]) -> Iterator[tuple[_Kind, Table | None]]:

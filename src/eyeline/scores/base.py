@@ -116,5 +116,10 @@ class OutputStep(Step):
         """weight (N, H, R, C) to what is added to the output, (N, H, R, Ev)."""
 
     @abstractmethod
-    def backward(self, above: Tensor, weight: Tensor, block: Block, table: Table | None) -> Tensor:
-        """The gradient of the output, (N, H, R, Ev), to that of the weights, (N, H, R, C)."""
+    def backward(
+        self, slope: Tensor, above: Tensor, weight: Tensor, block: Block, table: Table | None
+    ) -> Tensor:
+        """The slope of the weights, (N, H, R, C), with what this adds to it; may be in place.
+
+        above: the gradient of the output, (N, H, R, Ev).
+        """

@@ -24,8 +24,11 @@ class Columns(ABC):
     index: Tensor
 
     @abstractmethod
-    def spread(self, rows: Tensor) -> Tensor:
-        """(N, H, R, U), one number for each query and column, to its pairs, (N, H, R, C)."""
+    def add(self, pairs: Tensor, rows: Tensor, *, alpha: float = 1.0) -> Tensor:
+        """pairs (N, H, R, C), to each of which alpha · its query's and column's number is added.
+
+        rows: those numbers, (N, H, R, U). In place.
+        """
 
     @abstractmethod
     def collapse(self, pairs: Tensor) -> Tensor:
@@ -121,20 +124,46 @@ class Diagonals(Columns):
     before: int
     after: int
 
-    def spread(self, rows: Tensor) -> Tensor:
-        return self._skewed(self._each_diagonal(rows).contiguous())
+    def add(self, pairs: Tensor, rows: Tensor, *, alpha: float = 1.0) -> Tensor:
+        (left, right), inner = self._sides, self._inner
+        pairs[..., :left].add_(rows[..., :1], alpha=alpha)
+        pairs[..., self.columns - right :].add_(rows[..., -1:], alpha=alpha)
+        skewed = inner._skewed(inner._each_diagonal(rows).contiguous())
+        pairs[..., left : self.columns - right].add_(skewed, alpha=alpha)
+        return pairs
 
     def collapse(self, pairs: Tensor) -> Tensor:
+        left, right = self._sides
+        rows = self._inner._collapsed(pairs[..., left : self.columns - right])
+        if left:
+            rows[..., :1] += pairs[..., :left].sum(-1, keepdim=True)
+        if right:
+            rows[..., -1:] += pairs[..., self.columns - right :].sum(-1, keepdim=True)
+        return rows
+
+    def spread_line(self, line: Tensor) -> Tensor:
+        # Row i reads columns R - 1 - i and on. A view cannot go backwards: this small one is made.
+        return self._each_diagonal(line).unfold(-1, self.columns, 1).flip(-2)
+
+    @property
+    def _sides(self) -> tuple[int, int]:
+        """How many keys, first and last ones, read one same column in every row."""
+        return max(self.before - self.rows + 1, 0), max(self.after - self.rows + 1, 0)
+
+    @property
+    def _inner(self) -> Diagonals:
+        """The block between those keys."""
+        left, right = self._sides
+        within = self.columns - left - right, self.before - left, self.after - right
+        return Diagonals(self.index, self.rows, *within)
+
+    def _collapsed(self, pairs: Tensor) -> Tensor:
         blocks, heads = pairs.shape[:2]
         size = self.rows + self.columns - 1
         rows = pairs.new_empty(blocks, heads, self.rows, size)
         self._skewed(rows).copy_(pairs)
         self._clear_between(rows.view(blocks, heads, -1))
         return self._each_column(rows)
-
-    def spread_line(self, line: Tensor) -> Tensor:
-        # Row i reads columns R - 1 - i and on. A view cannot go backwards: this small one is made.
-        return self._each_diagonal(line).unfold(-1, self.columns, 1).flip(-2)
 
     def collapse_line(self, pairs: Tensor) -> Tensor:
         shared = pairs.sum(0, keepdim=True) if self.index.shape[0] == 1 else pairs
@@ -190,8 +219,8 @@ class Listed(Columns):
     index: Tensor
     where: Tensor
 
-    def spread(self, rows: Tensor) -> Tensor:
-        return rows.gather(-1, self._of_heads(rows))
+    def add(self, pairs: Tensor, rows: Tensor, *, alpha: float = 1.0) -> Tensor:
+        return pairs.add_(rows.gather(-1, self._of_heads(rows)), alpha=alpha)
 
     def collapse(self, pairs: Tensor) -> Tensor:
         rows = pairs.new_zeros(*pairs.shape[:3], self.index.shape[1])

@@ -36,7 +36,7 @@ class Product(ScoreStep):
     def forward(self, score: Tensor, block: Block, table: Table | None) -> Tensor:
         assert table is not None
         rows = times(block.query, block.entries(table))
-        return score.add_(block.columns(table).spread(rows), alpha=block.scale)
+        return block.columns(table).add(score, rows, alpha=block.scale)
 
     def backward(self, slope: Tensor, after: Tensor, block: Block, table: Table | None) -> Tensor:
         assert table is not None

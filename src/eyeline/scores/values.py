@@ -36,9 +36,11 @@ class Values(OutputStep):
         assert table is not None
         return mix(block.columns(table).collapse(weight), block.entries(table))
 
-    def backward(self, above: Tensor, weight: Tensor, block: Block, table: Table | None) -> Tensor:
+    def backward(
+        self, slope: Tensor, above: Tensor, weight: Tensor, block: Block, table: Table | None
+    ) -> Tensor:
         assert table is not None
         entries, columns = block.entries(table), block.columns(table)
         if table.grad is not None:
             block.collect(table, outer(columns.collapse(weight), above, entries))
-        return columns.spread(times(above, entries))
+        return columns.add(slope, times(above, entries))
