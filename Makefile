@@ -1,6 +1,6 @@
 # Each verb sets up all it needs in .venv (bench: .venv-bench too): nothing is installed by hand.
 PYTHON ?= python3
-MODEL := SmolLM2-135M-Instruct
+MODELS := SmolLM2-135M-Instruct all-MiniLM-L6-v2
 PY := .venv/bin/python
 INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt --editable
 PYTEST := EYELINE_MODEL_REQUIRED=1 $(PY) -m pytest
@@ -31,7 +31,7 @@ bench: model
 		> benchmarks/results/compare.txt
 
 model: .venv/.app
-	$(PY) -m eyeline models --fetch $(MODEL)
+	for name in $(MODELS); do $(PY) -m eyeline models --fetch $$name || exit 1; done
 
 clean:
 	rm -rf .venv .venv-bench

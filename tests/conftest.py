@@ -24,12 +24,26 @@ def small_gguf(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def model_file() -> Path:
     """The real model's GGUF file, as fetched before; tests themselves fetch nothing."""
-    from eyeline.checkpoints.fetch import cached_file
-    from eyeline.checkpoints.known import DEFAULT_MODEL, find
+    from eyeline.checkpoints.known import DEFAULT_MODEL
 
-    known = find(DEFAULT_MODEL)
+    return _fetched(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def encoder_folder() -> Path:
+    """The real sentence encoder's folder, as fetched before."""
+    from eyeline.checkpoints.known import DEFAULT_ENCODER
+
+    return _fetched(DEFAULT_ENCODER)
+
+
+def _fetched(name: str) -> Path:
+    from eyeline.checkpoints.fetch import cached
+    from eyeline.checkpoints.known import find
+
+    known = find(name)
     assert known is not None
-    path = cached_file(known.package)
+    path = cached(known.package)
     if path is not None:
         return path
     reason = f"{known.name} was not fetched: run `eyeline models --fetch {known.name}`"

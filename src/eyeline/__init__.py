@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eyeline.byte_tokenizer import ByteTokenizer as ByteTokenizer
+    from eyeline.embedding import embed as embed
     from eyeline.encodings import ComplexOrder as ComplexOrder
     from eyeline.encodings import Learned as Learned
     from eyeline.encodings import Rotary as Rotary
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from eyeline.functional import attention_with_lse as attention_with_lse
     from eyeline.functional import column_sums as column_sums
     from eyeline.functional import explain as explain
+    from eyeline.functional import linear_attention as linear_attention
     from eyeline.functional import sparse_attention_weights as sparse_attention_weights
     from eyeline.generation import generate as generate
     from eyeline.generation import stream as stream
@@ -37,7 +40,21 @@ if TYPE_CHECKING:
     from eyeline.layers.conversion import to_torch as to_torch
     from eyeline.loading import load as load
     from eyeline.mechanisms import Additive as Additive
+    from eyeline.mechanisms import Compressed as Compressed
     from eyeline.mechanisms import Exact as Exact
+    from eyeline.mechanisms import LinearAttention as LinearAttention
+    from eyeline.mechanisms import Linformer as Linformer
+    from eyeline.mechanisms import recipe as recipe
+    from eyeline.models import GPT2 as GPT2
+    from eyeline.models import Bert as Bert
+    from eyeline.models import BertClassifier as BertClassifier
+    from eyeline.models import BertConfig as BertConfig
+    from eyeline.models import BertMasked as BertMasked
+    from eyeline.models import GPT2Config as GPT2Config
+    from eyeline.models import Llama as Llama
+    from eyeline.models import LlamaConfig as LlamaConfig
+    from eyeline.models import Transformer as Transformer
+    from eyeline.models import TransformerConfig as TransformerConfig
     from eyeline.patterns import Blocks as Blocks
     from eyeline.patterns import Causal as Causal
     from eyeline.patterns import Chunks as Chunks
@@ -70,6 +87,7 @@ if TYPE_CHECKING:
     from eyeline.planning import pairs as pairs
     from eyeline.planning import picture as picture
     from eyeline.planning import plan as plan
+    from eyeline.saving import save as save
     from eyeline.scores import ALiBi as ALiBi
     from eyeline.scores import OffsetBias as OffsetBias
     from eyeline.scores import OffsetFactor as OffsetFactor
@@ -79,14 +97,17 @@ if TYPE_CHECKING:
     from eyeline.scores import T5Bias as T5Bias
     from eyeline.scores import TransformerXL as TransformerXL
     from eyeline.tokens import Tokens as Tokens
+    from eyeline.translation import translate as translate
 
 __version__ = "0.1.0"
 
 _CONTENTS = {
+    "byte_tokenizer": ("ByteTokenizer",),
+    "embedding": ("embed",),
     "encodings": ("ComplexOrder", "Learned", "Rotary", "Sinusoidal"),
     "functional": (
-        "additive_attention", "attention", "attention_weights", "attention_with_lse",
-        "column_sums", "explain", "sparse_attention_weights",
+        "additive_attention", "attention", "attention_weights", "attention_with_lse", "column_sums",
+        "explain", "linear_attention", "sparse_attention_weights",
     ),
     "generation": ("generate", "stream"),
     "layers": (
@@ -95,7 +116,11 @@ _CONTENTS = {
     ),
     "layers.conversion": ("convert", "from_torch", "restore", "to_torch"),
     "loading": ("load",),
-    "mechanisms": ("Additive", "Exact"),
+    "mechanisms": ("Additive", "Compressed", "Exact", "LinearAttention", "Linformer", "recipe"),
+    "models": (
+        "Bert", "BertClassifier", "BertConfig", "BertMasked", "GPT2", "GPT2Config", "Llama",
+        "LlamaConfig", "Transformer", "TransformerConfig",
+    ),
     "patterns": (
         "Blocks", "Causal", "Chunks", "Dilated", "Explicit", "FixedColumns", "Full", "Global",
         "Grid", "Pattern", "PerHead", "Predicate", "Random", "SameDocument", "Sinks", "Strided",
@@ -105,11 +130,13 @@ _CONTENTS = {
     "planning": (
         "Cost", "block_mask", "cost", "dense_mask", "max_path_length", "pairs", "picture", "plan",
     ),
+    "saving": ("save",),
     "scores": (
         "ALiBi", "OffsetBias", "OffsetFactor", "ScoreMod", "Shaw", "Softcap", "T5Bias",
         "TransformerXL",
     ),
     "tokens": ("Tokens",),
+    "translation": ("translate",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _CONTENTS.items() for name in names}
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from time import perf_counter
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from eyeline.caches import Cache
 from eyeline.errors import InvalidArgument
-from eyeline.models import Llama
+from eyeline.models import LanguageModel
 from eyeline.sampling import Sampler
-from eyeline.tokens import Tokens, default_tokens
+from eyeline.tokens import NOBODY, Tokens, default_tokens
 
 # Recounted encodings see as many positions as are kept and read at once, so a long prompt is read
 # in pieces of this many tokens.
@@ -21,7 +22,7 @@ _RECOUNTED_PIECE = 256
 
 
 def stream(
-    model: Llama,
+    model: LanguageModel,
     ids: Sequence[int],
     *,
     max_new_tokens: int = 128,
@@ -35,8 +36,11 @@ def stream(
     ``tokenizer.eos_ids``. caches: from ``model.new_caches()``, to go on after a text that was
     read before; ``ids`` are then what follows it.
 
-    Raises InvalidArgument for an empty prompt, ids outside the vocabulary, or a negative
-    max_new_tokens.
+    A model with learned positions (``model.longest``) writes up to the last of them, and the
+    stream's ``stopped`` then says "positions".
+
+    Raises InvalidArgument for an empty prompt, one that is longer than the positions there are,
+    ids outside the vocabulary, or a negative max_new_tokens.
     """
     return Stream(
         model,
@@ -52,15 +56,16 @@ def stream(
 class Stream(Iterator[int]):
     """An iterator over new ids that also says how the writing went.
 
-    caches: what the model remembers; the last id is not in it yet. prompt_seconds: from the start
-    to the first new id. written, writing_seconds: the ids after the first, and the time they took
-    without the time between calls. An interrupt leaves all of them as they were after the last
-    id, so the text so far and the numbers stay right.
+    stopped: why it ended: at an id of ``stop``, at max_new_tokens, or where the model has no more
+    positions; None before the end. caches: what the model remembers; the last id is not in it yet.
+    prompt_seconds: from the start to the first new id. written, writing_seconds: the ids after the
+    first, and the time they took without the time between calls. An interrupt leaves all of them
+    as they were after the last id, so the text so far and the numbers stay right.
     """
 
     def __init__(
         self,
-        model: Llama,
+        model: LanguageModel,
         ids: Sequence[int],
         *,
         max_new_tokens: int,
@@ -69,12 +74,16 @@ class Stream(Iterator[int]):
         caches: Sequence[Cache],
     ) -> None:
         _check(model, [ids], max_new_tokens)
+        room = _room(model, caches, len(ids))
         self.caches = caches
+        self.stopped: Literal["end", "length", "positions"] | None = None
         self.prompt_tokens, self.prompt_seconds = len(ids), 0.0
         self.written, self.writing_seconds = 0, 0.0
         self._model, self._sampler, self._stop = model, sampler, frozenset(stop)
         self._generator = sampler.generator(model.embedding.weight.device)
-        self._left, self._next = max_new_tokens, list(ids)
+        self._left, self._next = min(max_new_tokens, room), list(ids)
+        self._last: Literal["length", "positions"]
+        self._last = "length" if self._left == max_new_tokens else "positions"
 
     @property
     def tokens_per_second(self) -> float:
@@ -83,6 +92,7 @@ class Stream(Iterator[int]):
 
     def __next__(self) -> int:
         if self._left <= 0:
+            self.stopped = self.stopped if self.stopped is not None else self._last
             raise StopIteration
         start, reading = perf_counter(), self.prompt_seconds == 0.0
         chosen = int(self._pick(reading))
@@ -94,6 +104,7 @@ class Stream(Iterator[int]):
         self._next = [chosen]
         self._left = 0 if chosen in self._stop else self._left - 1
         if chosen in self._stop:
+            self.stopped = "end"
             raise StopIteration
         return chosen
 
@@ -116,7 +127,7 @@ class Stream(Iterator[int]):
 
 @torch.inference_mode()
 def generate(
-    model: Llama,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 128,
@@ -126,7 +137,8 @@ def generate(
     """The ids written after each prompt; prompts are padded on the left and written together.
 
     Row by row the result is that of ``stream`` alone, up to rounding (a batch is multiplied in
-    another order) and, if ids are drawn at random, up to the draws.
+    another order) and, if ids are drawn at random, up to the draws. Where a model has learned
+    positions, each row ends at the last of them.
 
     Raises InvalidArgument as ``stream`` does.
     """
@@ -136,23 +148,36 @@ def generate(
     ids, tokens = _padded(prompts)
     caches, generator = model.new_caches(len(prompts)), sampler.generator(device)
     texts: list[list[int]] = [[] for _ in prompts]
-    writing = list(range(len(prompts)))
+    rooms = [min(max_new_tokens, _room(model, None, len(prompt))) for prompt in prompts]
+    writing = [row for row, room in enumerate(rooms) if room]
     logits = _read(model, ids.to(device), caches, tokens)
-    for left in reversed(range(max_new_tokens)):
+    while writing:
         chosen = sampler.pick(logits, generator)
         picked = chosen.tolist()
         writing = [row for row in writing if picked[row] not in stop]
         for row in writing:
             texts[row].append(picked[row])
-        if not writing or not left:
-            break
-        # Rows that are finished are fed on, and what they write is not looked at.
-        logits = model(chosen[:, None], caches=caches, last_only=True)[:, 0]
+        writing = [row for row in writing if len(texts[row]) < rooms[row]]
+        if writing:
+            # Rows that are finished are fed on, and what they write is not looked at.
+            following = _following(model, caches[0].position, writing)
+            logits = model(chosen[:, None], q_tokens=following, caches=caches, last_only=True)[:, 0]
     return texts
 
 
+def _following(
+    model: LanguageModel, position: int | Tensor, writing: Sequence[int]
+) -> Tokens | None:
+    """Where the next ids stand: as always, but that rows without positions go on as nobody."""
+    if model.longest is None or isinstance(position, int):
+        return None
+    here = torch.full_like(position, NOBODY)
+    here[list(writing)] = position[list(writing)]
+    return Tokens(here)
+
+
 def _read(
-    model: Llama, ids: Tensor, caches: Sequence[Cache], tokens: Tokens | None = None
+    model: LanguageModel, ids: Tensor, caches: Sequence[Cache], tokens: Tokens | None = None
 ) -> Tensor:
     """Reads a prompt into the caches; logits (B, V) of what follows it."""
     length = ids.shape[1]
@@ -177,7 +202,22 @@ def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tokens]:
     return ids, Tokens.padded(lengths, "left")
 
 
-def _check(model: Llama, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def _room(model: LanguageModel, caches: Sequence[Cache] | None, prompt: int) -> int:
+    """How many ids can be written after a prompt; the last of them is not read."""
+    if model.longest is None:
+        return sys.maxsize
+    begun = torch.as_tensor(caches[0].position if caches else 0)
+    read = int(begun.max()) + prompt
+    if read > model.longest:
+        before = f" after {int(begun.max()):,} that were read before" if int(begun.max()) else ""
+        raise InvalidArgument(
+            f"a prompt of {prompt:,} tokens{before}: this model has learned {model.longest:,} "
+            "positions and there is nothing beyond; give a shorter prompt"
+        )
+    return model.longest - read + 1
+
+
+def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     if max_new_tokens < 0:
         raise InvalidArgument(f"max_new_tokens={max_new_tokens}: 0 or more")
     if not prompts:

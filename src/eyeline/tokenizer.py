@@ -40,7 +40,8 @@ _CONTROL, _USER_DEFINED = 3, 4
 class Tokenizer:
     """Encode and decode text.
 
-    `eos_ids` end a text, `pad_id` fills the short rows of a batch, `bos_id` may begin a text;
+    `eos_ids` end a text, `pad_id` fills the short rows of a batch, `bos_id` may begin a text,
+    `mask_id` stands for a token that is to be guessed (None where there is none);
     `vocabulary_size` counts the ids, control tokens included.
     """
 
@@ -51,6 +52,8 @@ class Tokenizer:
         self.vocabulary_size = int(self._rules.get_vocab_size(with_added_tokens=True))
         self.eos_ids = frozenset(spec.eos_ids)
         self.bos_id = spec.bos_id
+        mask: int | None = self._rules.token_to_id(spec.special.get("mask_token", ""))
+        self.mask_id = mask
         self.pad_id = spec.pad_id if spec.pad_id is not None else min(spec.eos_ids, default=0)
 
     @classmethod
@@ -59,6 +62,15 @@ class Tokenizer:
         if checkpoint.tokenizer is None:
             raise CheckpointError(f"{checkpoint.source}: no tokenizer in it (tokenizer.json)")
         return cls(checkpoint.tokenizer, checkpoint.source)
+
+    @property
+    def spec(self) -> TokenizerSpec:
+        """What the checkpoint said of it."""
+        return self._spec
+
+    def to_json(self) -> str:
+        """All its rules, in the JSON form of the `tokenizers` library."""
+        return str(self._rules.to_str())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of `text`.
@@ -155,6 +167,9 @@ def _from_file(file: TokenizerFile) -> tokenizers.Tokenizer:
     library = optional("tokenizers")
     try:
         rules: tokenizers.Tokenizer = library.Tokenizer.from_str(file.path.read_text("utf-8"))
+        # Some files cut every text at a length and fill it up to one: that of a batch long ago.
+        rules.no_truncation()
+        rules.no_padding()
         return rules
     except Exception as error:  # the library raises bare Exception
         raise damaged(file.path, f"not a tokenizer: {shown(str(error), limit=120)}") from None

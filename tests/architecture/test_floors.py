@@ -22,7 +22,7 @@ FLOORS = """
     scores
     caches
     checkpoints
-    tokenizer sampling
+    tokenizer byte_tokenizer sampling
     planning
     kernels
     dispatch
@@ -30,8 +30,9 @@ FLOORS = """
     mechanisms
     layers
     models
-    loading
-    generation
+    loading saving
+    generation embedding
+    translation
     training integrations measuring
     viewer
     cli

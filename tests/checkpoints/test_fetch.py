@@ -16,23 +16,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from eyeline.checkpoints.fetch import Progress, cache_folder, cached_file, fetch
-from eyeline.checkpoints.known import MODELS, Package
+from eyeline.checkpoints.fetch import Progress, cache_folder, cached, fetch
+from eyeline.checkpoints.known import MODELS, Member, Package
 from eyeline.checkpoints.pip_download import Unavailable, pip_download
 from eyeline.errors import FetchError
 
 PIP = sys.modules["eyeline.checkpoints.pip_download"]
 CONTENT = bytes(range(256)) * 13
-MEMBER = "fake_model/tiny.gguf"
+FOLDER = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}', "model.safetensors": CONTENT}
 
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def make_wheel(path: Path, content: bytes = CONTENT, member: str = MEMBER) -> Path:
+def make_wheel(path: Path, content: bytes = CONTENT) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
-        wheel.writestr(zipfile.ZipInfo(member), content, zipfile.ZIP_DEFLATED)
+        wheel.writestr(zipfile.ZipInfo("fake_model/tiny.gguf"), content, zipfile.ZIP_DEFLATED)
+        for name, data in FOLDER.items():
+            wheel.writestr(zipfile.ZipInfo(f"fake_model/{name}"), data, zipfile.ZIP_DEFLATED)
         wheel.writestr(zipfile.ZipInfo("fake_model/__init__.py"), "raise SystemExit")
     return path
 
@@ -43,12 +45,22 @@ def wheel(tmp_path: Path) -> Path:
     return make_wheel(tmp_path / "index" / "fake_model-1.0-py3-none-any.whl")
 
 
+def told(wheel: Path, **members: bytes) -> Package:
+    data = wheel.read_bytes()
+    each = tuple(Member(name, len(part), sha256(part)) for name, part in members.items())
+    return Package("fake-model", "1.0", len(data), sha256(data), "fake_model", each)
+
+
 @pytest.fixture
 def package(wheel: Path) -> Package:
-    data = wheel.read_bytes()
-    return Package(
-        "fake-model", "1.0", len(data), sha256(data), MEMBER, len(CONTENT), sha256(CONTENT)
-    )
+    """A model in one file."""
+    return told(wheel, **{"tiny.gguf": CONTENT})
+
+
+@pytest.fixture
+def folder(wheel: Path) -> Package:
+    """A model in a folder of several."""
+    return told(wheel, **FOLDER)
 
 
 @pytest.fixture
@@ -82,11 +94,11 @@ def refused(package: Package, cache: Path, download: Callable[..., Path], match:
 
 
 def test_a_model_is_fetched_once(package: Package, wheel: Path, cache: Path) -> None:
-    assert cached_file(package, cache) is None
+    assert cached(package, cache) is None
     path = fetch(package, folder=cache, download=bring(wheel))
     assert path.read_bytes() == CONTENT
     assert files(cache) == ["fake-model-1.0", "fake-model-1.0/tiny.gguf"]
-    assert fetch(package, folder=cache, download=never) == path == cached_file(package, cache)
+    assert fetch(package, folder=cache, download=never) == path == cached(package, cache)
 
 
 def test_a_file_of_another_size_is_fetched_again(
@@ -94,19 +106,57 @@ def test_a_file_of_another_size_is_fetched_again(
 ) -> None:
     path = fetch(package, folder=cache, download=bring(wheel))
     path.write_bytes(CONTENT[:-1])
-    assert cached_file(package, cache) is None
+    assert cached(package, cache) is None
     assert fetch(package, folder=cache, download=bring(wheel)).read_bytes() == CONTENT
 
 
 def test_progress_tells_each_step_to_its_end(package: Package, wheel: Path, cache: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    fetch(package, folder=cache, download=bring(wheel), progress=lambda *step: told.append(step))
+    heard: list[tuple[str, int, int]] = []
+    fetch(package, folder=cache, download=bring(wheel), progress=lambda *step: heard.append(step))
     sizes = {"downloading": package.wheel_size, "checking": package.wheel_size}
-    sizes["unpacking"] = package.member_size
+    sizes["unpacking"] = package.size
     for what, size in sizes.items():
-        steps = [(done, total) for word, done, total in told if word == what]
+        steps = [(done, total) for word, done, total in heard if word == what]
         assert steps == sorted(steps)
         assert steps[-1] == (size, size)
+
+
+def test_a_model_of_several_files_is_a_folder(folder: Package, wheel: Path, cache: Path) -> None:
+    path = fetch(folder, folder=cache, download=bring(wheel))
+    assert path == cache / "fake-model-1.0" == cached(folder, cache)
+    assert {name: (path / name).read_bytes() for name in FOLDER} == FOLDER
+    assert files(cache / "fake-model-1.0") == ["1_Pooling", *sorted(FOLDER)]
+    assert [p.name for p in cache.iterdir()] == ["fake-model-1.0"]
+
+
+@pytest.mark.parametrize("name", FOLDER)
+def test_each_file_of_a_folder_is_checked(
+    name: str, folder: Package, wheel: Path, cache: Path
+) -> None:
+    members = [replace(m, sha256=sha256(b"")) if m.name == name else m for m in folder.members]
+    wrong = replace(folder, members=tuple(members))
+    refused(wrong, cache, bring(wheel), f"fake_model/{name}: its SHA-256 is")
+
+
+@pytest.mark.parametrize("name", FOLDER)
+def test_a_folder_that_lacks_a_file_is_fetched_again(
+    name: str, folder: Package, wheel: Path, cache: Path
+) -> None:
+    path = fetch(folder, folder=cache, download=bring(wheel))
+    (path / name).unlink()
+    assert cached(folder, cache) is None
+    assert fetch(folder, folder=cache, download=bring(wheel)) == path
+    assert (path / name).read_bytes() == FOLDER[name]
+
+
+def test_another_process_may_be_faster(folder: Package, wheel: Path, cache: Path) -> None:
+    def late(package: Package, place: Path, report: Progress) -> Path:
+        path = fetch(folder, folder=cache, download=bring(wheel))
+        (path / "kept").write_bytes(b"its own folder stays")
+        return bring(wheel)(package, place, report)
+
+    path = fetch(folder, folder=cache, download=late)
+    assert (path / "kept").exists()
 
 
 def test_a_wheel_with_a_wrong_hash(package: Package, wheel: Path, cache: Path) -> None:
@@ -125,8 +175,10 @@ def test_a_wheel_of_another_size(package: Package, wheel: Path, cache: Path) -> 
 
 
 def test_a_member_with_a_wrong_hash(package: Package, wheel: Path, cache: Path) -> None:
-    other = replace(package, member_sha256=sha256(b""))
-    refused(other, cache, bring(wheel), f"{MEMBER}: its SHA-256 is {sha256(CONTENT)}, not")
+    member = replace(package.members[0], sha256=sha256(b""))
+    other = replace(package, members=(member,))
+    match = f"fake_model/tiny.gguf: its SHA-256 is {sha256(CONTENT)}, not"
+    refused(other, cache, bring(wheel), match)
 
 
 def test_a_member_that_unpacks_to_more_than_it_should(
@@ -136,20 +188,22 @@ def test_a_member_that_unpacks_to_more_than_it_should(
     data = bomb.read_bytes()
     promised = replace(package, wheel_size=len(data), wheel_sha256=sha256(data))
     refused(promised, cache, bring(bomb), f"over {len(CONTENT):,} bytes came")
-    told: list[str] = []
+    heard: list[str] = []
     with pytest.raises(FetchError):
-        fetch(promised, folder=cache, download=bring(bomb), progress=lambda w, *_: told.append(w))
-    assert told.count("unpacking") == 1, "it stops once there is too much"
+        fetch(promised, folder=cache, download=bring(bomb), progress=lambda w, *_: heard.append(w))
+    assert heard.count("unpacking") == 1, "it stops once there is too much"
 
 
 def test_a_wheel_without_the_member(package: Package, wheel: Path, cache: Path) -> None:
-    refused(replace(package, member="none.gguf"), cache, bring(wheel), "no none.gguf in it")
+    missing = replace(package, members=(replace(package.members[0], name="none.gguf"),))
+    match = "no item named 'fake_model/none.gguf' in the archive"
+    refused(missing, cache, bring(wheel), match)
 
 
 def test_what_is_no_wheel(package: Package, wheel: Path, cache: Path) -> None:
     wheel.write_bytes(b"no zip file")
-    told = replace(package, wheel_size=11, wheel_sha256=sha256(b"no zip file"))
-    refused(told, cache, bring(wheel), "File is not a zip file")
+    promised = replace(package, wheel_size=11, wheel_sha256=sha256(b"no zip file"))
+    refused(promised, cache, bring(wheel), "File is not a zip file")
 
 
 def test_no_space_is_seen_before_the_download(
@@ -213,9 +267,13 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 def test_known_packages_are_told_in_full() -> None:
     for model in MODELS:
-        for told in (model.package.wheel_sha256, model.package.member_sha256):
-            assert len(bytes.fromhex(told)) == 32
-        assert min(model.package.wheel_size, model.package.member_size) > 0
+        package = model.package
+        for hexes in (package.wheel_sha256, *(member.sha256 for member in package.members)):
+            assert len(bytes.fromhex(hexes)) == 32
+        assert min(package.wheel_size, *(member.size for member in package.members)) > 0
+        names = [member.name for member in package.members]
+        assert len(set(names)) == len(names)
+        assert not any(".." in name or name.startswith("/") for name in names)
 
 
 def as_pip(monkeypatch: pytest.MonkeyPatch, program: str) -> None:

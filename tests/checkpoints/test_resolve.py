@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eyeline.checkpoints.hub import is_repository, local_snapshot
-from eyeline.checkpoints.known import DEFAULT_MODEL, find, nearest
+from eyeline.checkpoints.known import DEFAULT_ENCODER, DEFAULT_MODEL, find, nearest
 from eyeline.checkpoints.pip_download import Unavailable
 from eyeline.checkpoints.resolve import resolve
 from eyeline.errors import CheckpointError, FetchError
@@ -84,7 +84,7 @@ def test_another_repository_is_asked_of_the_hub(asked: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "./none", "/none", "a/b/c", "sub/none.gguf", ""])
 def test_other_names_mean_nothing(name: str, asked: list[str]) -> None:
-    with pytest.raises(CheckpointError, match=f"nearest known name is {DEFAULT_MODEL}"):
+    with pytest.raises(CheckpointError, match=r"nearest known name is (SmolLM2|all-Mini)"):
         resolve(name)
     assert asked == []
 
@@ -95,6 +95,7 @@ def test_names() -> None:
     assert known is find(REPOSITORY)
     assert find("other") is None
     assert nearest("smolm") == DEFAULT_MODEL
+    assert nearest("MiniLM") == DEFAULT_ENCODER
     assert is_repository("a/b.c-d")
     assert not any(is_repository(name) for name in ("a", "a/b/c", "../b", "a/b c", "a/", "/b"))
 

@@ -14,7 +14,7 @@ import pytest
 from cli.conftest import Command
 from eyeline.cli.run import run
 
-VERBS = ("generate", "compare", "bench", "plan", "models")
+VERBS = ("generate", "embed", "compare", "bench", "plan", "models")
 
 
 def test_help_lists_the_verbs_with_a_line_each_and_examples(eyeline: Command) -> None:

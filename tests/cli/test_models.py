@@ -28,17 +28,18 @@ def test_a_model_that_is_there(
     eyeline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.gguf"
-    monkeypatch.setattr("eyeline.checkpoints.fetch.cached_file", lambda _: path)
+    monkeypatch.setattr("eyeline.checkpoints.fetch.cached", lambda _: path)
     assert str(path) in eyeline("models").out.replace("\n", "")
 
 
 def test_json(eyeline: Command) -> None:
-    (row, *_) = eyeline("models", "--json").json["models"]
-    assert row == {
+    first, second = eyeline("models", "--json").json["models"]
+    assert first == {
         "name": NAME, "repository": MODELS[0].repository, "about": MODELS[0].about,
-        "license": "Apache-2.0", "default": True, "present": False, "path": None,
-        "bytes": 98_362_432,
+        "license": "Apache-2.0", "default": "generate and compare", "present": False,
+        "path": None, "bytes": 98_362_432,
     }  # fmt: skip
+    assert (second["name"], second["default"]) == ("all-MiniLM-L6-v2", "embed")
 
 
 def test_fetching_tells_how_far_it_is_and_where_it_is(

@@ -89,6 +89,18 @@ def test_every_fact_is_asked_at_every_distance_that_far_after_it() -> None:
     assert [q.place for q in exam.questions] == sorted(q.place for q in exam.questions)
 
 
+def test_questions_end_within_the_positions_there_are() -> None:
+    """The fact at the end of the text is asked for after it: a model may have no position there."""
+    whole = prepare(Letters(), filler(2003))
+    assert whole is not None
+    ends = [q.place + len(q.ask + q.answer) for q in whole.questions]
+    exam = prepare(Letters(), filler(2003), longest=max(ends))
+    assert exam == whole
+    less = prepare(Letters(), filler(2003), longest=max(ends) - 1)
+    assert less is not None and less.distances == [50, 100, 200, 400]
+    assert less.body == whole.body and len(less.questions) == len(whole.questions) * 4 // 5
+
+
 def test_a_joined_blank_belongs_to_the_answer() -> None:
     exam = prepare(Pairs(), filler(2003))
     assert exam is not None

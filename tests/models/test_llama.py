@@ -16,6 +16,7 @@ from eyeline.caches import Evicting, Growing
 from eyeline.encodings import NTK, Linear, Llama3, Scaling, YaRN
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import rms_norm
+from eyeline.mechanisms import recipe
 from eyeline.models import Llama
 from eyeline.patterns import (
     Causal,
@@ -277,3 +278,24 @@ def test_a_pattern_that_looks_ahead_is_not_written_with_in_steps(pattern: Patter
     model(ids(1, 7), caches=caches)
     with pytest.raises(NotSupported, match="look at later ones"):
         model(ids(1, 1), caches=caches)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        recipe("linear(feature_map=elu)"),
+        [recipe("extra_keys(count=3)"), recipe("linear(feature_map=elu)"), recipe("exact")],
+    ],
+    ids=["linear", "mixed"],
+)
+def test_any_mechanism_reads_in_steps(mechanism: Any) -> None:
+    model, text = llama(mechanism=mechanism), ids(2, 19)
+    caches = model.new_caches(2)
+    pieces = [model(piece, caches=caches) for piece in text.split(5, 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), model(text), rtol=0, atol=1e-4)
+    assert not torch.allclose(model(text), llama()(text), atol=1e-2)
+
+
+def test_one_mechanism_for_all_layers_or_one_each() -> None:
+    with pytest.raises(InvalidArgument, match="2 mechanisms for 3 layers"):
+        Llama(CONFIG, mechanism=[recipe("exact")] * 2)

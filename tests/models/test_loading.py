@@ -11,7 +11,7 @@ import torch
 
 from eyeline.errors import CheckpointError, InvalidArgument
 from eyeline.loading import load
-from eyeline.models.llama import half_split
+from eyeline.models.base import half_split
 from eyeline.patterns import sliding_window, streaming
 from models.tiny import CONFIG, GGUF, HF, hf_tensors, ids, interleaved, llama, save_gguf, save_hf
 

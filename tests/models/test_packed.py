@@ -105,3 +105,20 @@ def test_what_cannot_be_packed_is_left_alone() -> None:
         assert not can_pack(weight)
     module = nn.Sequential(nn.Linear(3, 2).double())
     assert pack(module) == 0 and type(module[0]) is nn.Linear
+
+
+@pytest.mark.skipif(torch.float32 not in DTYPES, reason="no fast way for float32 here")
+@pytest.mark.parametrize("shape", [(74, 37), (73, 37), (997, 11)])
+def test_tall_weights_lie_by_columns_and_stay_what_they_are(shape: tuple[int, int]) -> None:
+    model = nn.Sequential(nn.Linear(shape[1], shape[0]), nn.Embedding(*shape))
+    model[1].weight = weight = model[0].weight  # tied, as a head is
+    before, x = weight.detach().clone(), torch.randn(1, 1, shape[1])
+    assert pack(model) == 1 and model[0].weight is weight is model[1].weight
+    assert (weight.stride(0) == 1) is (shape != (73, 37)) and weight.shape == shape
+    assert torch.equal(weight, before) and torch.equal(model[1](torch.tensor(5)), before[5])
+    with torch.no_grad():
+        for rows in (x, torch.randn(3, 5, shape[1])):
+            want = rows @ before.T + model[0].bias
+            torch.testing.assert_close(model[0](rows), want, rtol=0, atol=1e-5)
+    model[0](x).sum().backward()
+    torch.testing.assert_close(weight.grad, x[0].expand(shape))

@@ -39,6 +39,7 @@ def test_a_window_in_numbers() -> None:
         # q 13·5, k 13·5, v 13·3, out 13·3 and lse 13, four bytes each.
         bytes=2 * 4 * 13 * 17,
         steps=1,
+        computed_flops=2 * plan(sliding_window(4), 13).area * 16,
     )
 
 

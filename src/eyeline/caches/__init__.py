@@ -8,3 +8,5 @@ from eyeline.caches.recount import Ranks as Ranks
 from eyeline.caches.recount import recount as recount
 from eyeline.caches.select import cache_for as cache_for
 from eyeline.caches.select import needed_slots as needed_slots
+from eyeline.caches.state import Kept as Kept
+from eyeline.caches.state import State as State

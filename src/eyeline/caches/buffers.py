@@ -50,11 +50,11 @@ class Buffers:
         self.values = self._moved(self.values, room, used)
         self.room = room
 
-    def reorder(self, index: Tensor) -> None:
-        """Row b becomes what row index[b] was."""
+    def reorder(self, index: Tensor, *, used: int) -> None:
+        """Row b becomes what row index[b] was, in the first ``used`` slots: others hold nothing."""
         index = index.to(self.layout.device)
-        self.keys = self.keys.index_select(1, index)
-        self.values = self.values.index_select(1, index)
+        for kept in (self.keys, self.values):
+            kept[..., :used, :] = kept[..., :used, :].index_select(1, index)
 
     def _moved(self, old: Tensor, room: int, used: int) -> Tensor:
         new = self._allocate(room, old.shape[-1])

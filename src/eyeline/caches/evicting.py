@@ -99,7 +99,7 @@ class Evicting(Cache):
         self._tokens = only(self._tokens, self._tokens.positions < position)
 
     def _exchange(self, index: Tensor) -> None:
-        self._buffers.reorder(index)
+        self._buffers.reorder(index, used=self.length)
         self._tokens = exchanged(self._tokens, index)
 
 

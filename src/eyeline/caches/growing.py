@@ -57,5 +57,5 @@ class Growing(Cache):
         self._tokens = first(tokens, int(used[-1]) + 1 if len(used) else 0)
 
     def _exchange(self, index: Tensor) -> None:
-        self._buffers.reorder(index)
+        self._buffers.reorder(index, used=self.length)
         self._tokens = exchanged(self._tokens, index)

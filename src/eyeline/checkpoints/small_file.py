@@ -29,12 +29,25 @@ def read_object(path: Path, *, missing_ok: bool = False) -> dict[str, object]:
     """
     if missing_ok and not path.is_file():
         return {}
+    value = _json(path)
+    if not isinstance(value, dict):
+        raise damaged(path, f"a JSON {type(value).__name__} where an object is due")
+    return value
+
+
+def read_list(path: Path) -> list[object]:
+    """The list in a JSON file. Raises CheckpointError as `read_object` does."""
+    value = _json(path)
+    if not isinstance(value, list):
+        raise damaged(path, f"a JSON {type(value).__name__} where a list is due")
+    return value
+
+
+def _json(path: Path) -> object:
     try:
-        value = json.loads(read_text(path))
+        value: object = json.loads(read_text(path))
     except ValueError as error:
         raise damaged(path, f"not JSON: {error}") from None
     except RecursionError:
         raise damaged(path, "not JSON: nested too deeply") from None
-    if not isinstance(value, dict):
-        raise damaged(path, f"a JSON {type(value).__name__} where an object is due")
     return value

@@ -8,9 +8,12 @@ import typer
 
 from eyeline.cli.bench import bench
 from eyeline.cli.compare import compare
+from eyeline.cli.embed import embed
 from eyeline.cli.generate import generate
 from eyeline.cli.models import models
 from eyeline.cli.plan import plan
+from eyeline.cli.train import train
+from eyeline.cli.translate import translate
 
 EXAMPLES = """Examples:
 
@@ -18,8 +21,10 @@ EXAMPLES = """Examples:
   eyeline generate "Attention is the ability to"
   eyeline generate "Name three rivers." --chat --pattern "streaming(512, 4)"
   eyeline compare --pattern "sliding_window(256)" --plot compare.png
+  eyeline embed "A cat sleeps." "A kitten naps." "Shares fell."
   eyeline plan "longformer(128, 16)" --length 1000000
   eyeline bench --heads 12 --dim 64 --backward
+  eyeline train lm book.txt --out book
   eyeline models
 """
 
@@ -33,8 +38,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=SETTINGS,
 )
-for verb in (generate, compare, bench, plan, models):
+for verb in (generate, embed, compare, bench, plan, models, translate):
     app.command(context_settings=SETTINGS)(verb)
+app.add_typer(train, name="train", context_settings=SETTINGS)
 
 
 def _version(asked: bool) -> None:

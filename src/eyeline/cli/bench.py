@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eyeline.cli.options import AttentionDtype, Json, Plot, check_plot
+from eyeline.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from eyeline.measuring import Shape, Sweep
+    from eyeline.measuring import Counts, Kind, Shape, Sweep
     from eyeline.patterns import Pattern
 
 DEFAULT_PATTERNS = ("sliding_window(256)", "streaming(256, 4)", "streaming(1024, 4)")
@@ -38,9 +40,20 @@ def bench(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            "--backend", help="auto, decode, sdpa, tiles, flex, reference. May be repeated."
+            "--backend", help="auto, decode, sdpa, short, tiles, flex, reference. May be repeated."
         ),
     ] = None,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mechanism",
+            help="all, or a mechanism or layer such as linear(feature_map=favor), "
+            "linformer(k=256), recurrent, under each --pattern. May be repeated.",
+        ),
+    ] = None,
+    count_only: Annotated[
+        bool, typer.Option("--count-only", help="Only the computed table; nothing is timed.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each; medians are shown.")] = 5,
     memory: Annotated[bool, typer.Option(help="Measure peak memory at the longest length.")] = True,
     as_json: Json = False,
@@ -48,7 +61,18 @@ def bench(
 ) -> None:
     """Time attention of your shape against torch's SDPA."""
     check_plot(plot)
-    patterns = _patterns(pattern if pattern else DEFAULT_PATTERNS)
+    lengths = length if length else DEFAULT_LENGTHS
+    kinds = _kinds(mechanism, pattern, lengths, count_only)
+    if kinds and kv_heads not in (None, heads):
+        raise InvalidArgument("--kv-heads with --mechanism: the table is that of equal heads")
+    if kinds and plot is not None and count_only:
+        raise InvalidArgument("--plot draws times, and --count-only measures none")
+    counts = _counted(kinds, lengths, heads, dim) if kinds else None
+    if count_only and counts is not None:
+        _show_counts(counts, as_json)
+        return
+    default = pattern if pattern else DEFAULT_PATTERNS
+    patterns = {} if kinds else _patterns(default)
     from eyeline.cli.bar import Bar
     from eyeline.measuring import sweep
 
@@ -57,9 +81,10 @@ def bench(
     with Bar("starting") as report:
         result = sweep(
             shape,
-            length if length else DEFAULT_LENGTHS,
+            lengths,
             patterns,
             backends=backends,
+            kinds=kinds,
             rounds=rounds,
             memory=memory,
             progress=report,
@@ -71,16 +96,59 @@ def bench(
     if as_json:
         from eyeline.cli.output import print_json
 
-        print_json(_answer(result))
-    else:
-        from eyeline.cli.bench_table import show
+        computed = {} if counts is None else {"counts": asdict(counts)}
+        print_json({**_answer(result), **computed})
+        return
+    if counts is not None:
+        _show_counts(counts, False)
+    from eyeline.cli.bench_table import show
 
-        show(result)
+    show(result)
+
+
+def _kinds(
+    texts: list[str] | None, patterns: list[str] | None, lengths: Sequence[int], count_only: bool
+) -> list[Kind]:
+    """What --mechanism asks for, under each pattern; what is asked twice stands once."""
+    if not texts:
+        if not count_only:
+            return []
+        texts = ["exact"] if patterns else ["all"]
+    from eyeline.measuring import kind, standard
+
+    found: list[Kind] = []
+    for text in texts:
+        if text.strip() == "all":
+            if patterns:
+                raise InvalidArgument("--mechanism all has its own patterns: leave out --pattern")
+            found += standard(max(lengths))
+        else:
+            under = _patterns(patterns if patterns else ["full"])
+            found += [kind(text, each) for each in under.values()]
+    return list({each.label: each for each in found}.values())
+
+
+def _counted(kinds: list[Kind], lengths: Sequence[int], heads: int, dim: int) -> Counts:
+    from eyeline.cli.bar import Bar
+    from eyeline.measuring import count
+
+    with Bar("counting") as report:
+        return count(kinds, max(lengths), heads * dim, heads, progress=report)
+
+
+def _show_counts(counts: Counts, as_json: bool) -> None:
+    if as_json:
+        from eyeline.cli.output import print_json
+
+        print_json({"counts": asdict(counts)})
+        return
+    from eyeline.cli.counts_table import show
+
+    show(counts)
 
 
 def _patterns(texts: tuple[str, ...] | list[str]) -> dict[str, Pattern]:
     from eyeline.cli.pattern_text import read_patterns
-    from eyeline.errors import InvalidArgument
 
     found = read_patterns(texts)
     for label, each in found.items():
@@ -108,5 +176,8 @@ def _answer(result: Sweep) -> dict[str, Any]:
     answer["baseline_seconds"] = [
         {"length": length, "seconds": seconds}
         for length, seconds in result.baseline_seconds.items()
+    ]
+    answer["around_seconds"] = [
+        {"length": length, **asdict(each)} for length, each in result.around_seconds.items()
     ]
     return {"baseline": "torch SDPA, causal", **answer, "environment": environment()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eyeline.cli.output import console, data_size, duration, table
+from eyeline.cli.output import console, data_size, duration, percent, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,8 @@ def _kernels(case: Case) -> str:
 
 def _point(point: Point) -> str:
     if point.seconds is None or point.speedup is None:
-        return "refused"
+        too = [word for word in ("large", "slow") if str(point.refusal).startswith(f"too {word}")]
+        return f"too {too[0]}" if too else "refused"
     style = "green" if point.speedup >= 1 else "red"
     return f"{duration(point.seconds)}\n[{style}]{point.speedup:.2g}×[/{style}]"
 
@@ -83,4 +84,24 @@ def _notes(sweep: Sweep) -> list[str]:
         for point in case.points[-1:]
         if point.refusal is not None
     }
-    return notes + list(refused)
+    return notes + list(refused) + _shares(sweep)
+
+
+def _shares(sweep: Sweep) -> list[str]:
+    """Attention's share of a block's time, by length."""
+    if not sweep.around_seconds:
+        return []
+    lines = [
+        "Share of a block's time that is attention proper, without projections (heads · dim wide, "
+        f"feed-forward four times as wide), at {', '.join(f'{n:,}' for n in sweep.lengths)}:"
+    ]
+    sdpa = [
+        sweep.baseline_seconds[n] / (sweep.baseline_seconds[n] + each.projections + each.rest)
+        for n, each in sweep.around_seconds.items()
+    ]
+    rows = [("torch SDPA, causal", sdpa)]
+    rows += [(case.label, [point.attention_share for point in case.points]) for case in sweep.cases]
+    for label, shares in rows:
+        told = ", ".join("—" if x is None else percent(x) for x in shares)
+        lines.append(f"  {label}: {told}")
+    return lines

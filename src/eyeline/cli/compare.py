@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from eyeline.cli.loaded import Ready
     from eyeline.cli.pattern_text import PatternText
     from eyeline.measuring import Comparison, Row
+    from eyeline.models.own_folder import AnyTokenizer
     from eyeline.patterns import Pattern
-    from eyeline.tokenizer import Tokenizer
 
+LENGTH = 2048
 DEFAULT_PATTERNS = ("streaming(512, 4)", "sliding_window(512)", "streaming(128, 4)")
 
 
@@ -30,7 +31,10 @@ def compare(
         Path | None,
         typer.Option("--text", metavar="FILE", help="Read this; else Python's own reference."),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Read this many tokens.")] = 2048,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Read this many tokens; {LENGTH:,} if the model has room."),
+    ] = None,
     pattern: Annotated[
         list[str] | None, typer.Option("--pattern", help=f"{PATTERN_HELP} May be repeated.")
     ] = None,
@@ -83,19 +87,23 @@ def _measure(
     asked: dict[str, PatternText],
     *,
     model: str | None,
-    length: int,
+    length: int | None,
     rounds: int,
     dtype: ModelDtype,
 ) -> tuple[Comparison, Ready]:
     from eyeline.cli.bar import Bar
     from eyeline.cli.loaded import load_model
     from eyeline.measuring import compare as measure
-    from eyeline.measuring.comparison import refuse_looking_ahead
+    from eyeline.measuring.comparison import refuse_looking_ahead, room
 
     for each in asked.values():
         if each.single is not None:  # before a model is loaded for nothing
-            refuse_looking_ahead(each.label, each.single, length)
+            wanted = length if length is not None else LENGTH
+            refuse_looking_ahead(each.label, each.single, wanted)
     ready = load_model(model, dtype=dtype)
+    if length is None:
+        most = room(ready.model)
+        length = LENGTH if most is None else min(LENGTH, most)
     ids = _ids(ready.tokenizer, source, length)
     patterns: dict[str, Pattern | list[Pattern]] = {
         label: each.of_layers(ready.model.config.layers) for label, each in asked.items()
@@ -125,7 +133,7 @@ def _text(path: Path | None) -> Text:
         raise InvalidArgument(f"--text {path}: {error.strerror}") from None
 
 
-def _ids(tokenizer: Tokenizer, source: Text, length: int) -> list[int]:
+def _ids(tokenizer: AnyTokenizer, source: Text, length: int) -> list[int]:
     """The first ``length`` tokens, begun as the model wants it; control tokens are plain text."""
     ids = [tokenizer.bos_id] if tokenizer.encode("") and tokenizer.bos_id is not None else []
     # Most texts have four characters to a token: all of a long one need not be cut up.

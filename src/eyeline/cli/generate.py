@@ -15,7 +15,7 @@ from eyeline.errors import InvalidArgument
 if TYPE_CHECKING:
     from eyeline.cli.loaded import Ready
     from eyeline.generation import Stream
-    from eyeline.models import Llama
+    from eyeline.models import LanguageModel
     from eyeline.sampling import Sampler
 
 
@@ -45,8 +45,8 @@ def generate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the same again.")] = None,
     encodings: Annotated[
-        EncodingChoice, typer.Option(help="recounted writes on past the trained length.")
-    ] = EncodingChoice.absolute,
+        EncodingChoice | None, typer.Option(help="recounted writes on past the trained length.")
+    ] = None,
     dtype: Annotated[ModelDtype, typer.Option(help="The type of the weights.")] = ModelDtype.auto,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +57,9 @@ def generate(
     name, prompt = _model_and_prompt(words)
     chosen = read_pattern(pattern) if pattern is not None else None
     sampler = _sampler(temperature, top_k=top_k, top_p=top_p, seed=seed)
-    ready = load_model(name, dtype=dtype, encodings=encodings.value)
+    ready = load_model(
+        name, dtype=dtype, encodings=encodings.value if encodings is not None else None
+    )
     if chosen is not None:
         from eyeline.measuring import under
 
@@ -65,7 +67,7 @@ def generate(
         ready = ready._replace(model=under(ready.model, chosen.of_layers(layers)))
     writer = _writer(ready, prompt, chat=chat, sampler=sampler, max_new_tokens=max_new_tokens)
     show = _silent if as_json else _show
-    written = _write(ready, writer, most=max_new_tokens, show=show)
+    written = _write(ready, writer, show=show)
     if as_json:
         from eyeline.cli.output import print_json
 
@@ -77,7 +79,7 @@ def generate(
 
 
 class Written(NamedTuple):
-    """What came, and why it ended: "end" of the text, "length", or "interrupt"."""
+    """What came, and why it ended: "end" of the text, "length", "positions", or "interrupt"."""
 
     text: str
     tokens: int
@@ -131,19 +133,18 @@ def _writer(
     )
 
 
-def _write(ready: Ready, writer: Stream, *, most: int, show: Callable[[str], None]) -> Written:
+def _write(ready: Ready, writer: Stream, *, show: Callable[[str], None]) -> Written:
     """Runs the writer to its end. Ctrl-C ends it too, and what has come by then stays."""
-    decoder, tokens, stopped = ready.tokenizer.stream(), 0, "end"
+    decoder, tokens, stopped = ready.tokenizer.stream(), 0, "interrupt"
     pieces: list[str] = []
     try:
         for index in writer:
             tokens += 1
             pieces.append(decoder.push(index))
             show(pieces[-1])
-        if tokens == most:
-            stopped = "length"
+        stopped = writer.stopped if writer.stopped is not None else stopped
     except KeyboardInterrupt:
-        stopped = "interrupt"
+        pass  # stopped says it
     pieces.append(decoder.flush())
     show(pieces[-1])
     return Written("".join(pieces), tokens, stopped)
@@ -157,7 +158,7 @@ def _silent(piece: str) -> None:
     """JSON comes in one piece, at the end."""
 
 
-def _numbers(model: Llama, writer: Stream) -> dict[str, Any]:
+def _numbers(model: LanguageModel, writer: Stream) -> dict[str, Any]:
     from eyeline.measuring.comparison import pairs_per_layer
 
     position = writer.caches[0].position
@@ -192,7 +193,7 @@ def _answer(ready: Ready, writer: Stream, written: Written) -> dict[str, Any]:
     }
 
 
-def _summary(model: Llama, writer: Stream, written: Written) -> str:
+def _summary(model: LanguageModel, writer: Stream, written: Written) -> str:
     from eyeline.cli.output import data_size, percent
 
     if not writer.prompt_seconds:
@@ -205,4 +206,5 @@ def _summary(model: Llama, writer: Stream, written: Written) -> str:
         f"cache {data_size(numbers['cache_bytes'])}",
         f"pairs looked at {percent(numbers['share'])} of causal",
         *(["interrupted"] if written.stopped == "interrupt" else []),
+        *(["no position is left"] if written.stopped == "positions" else []),
     ))  # fmt: skip

@@ -11,16 +11,16 @@ from eyeline.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from eyeline.models import Llama
-    from eyeline.tokenizer import Tokenizer
+    from eyeline.models import LanguageModel
+    from eyeline.models.own_folder import AnyTokenizer
 
 
 class Ready(NamedTuple):
     """A model with its tokenizer."""
 
     name: str
-    model: Llama
-    tokenizer: Tokenizer
+    model: LanguageModel
+    tokenizer: AnyTokenizer
     source: Path
 
     @property
@@ -33,15 +33,22 @@ def load_model(
     name: str | None,
     *,
     dtype: ModelDtype,
-    encodings: Literal["absolute", "recounted"] = "absolute",
+    encodings: Literal["absolute", "recounted"] | None = None,
 ) -> Ready:
-    """The named model, or the default one."""
+    """The named language model, or the default one; encodings: its own if not given."""
     from eyeline.checkpoints.known import DEFAULT_MODEL
     from eyeline.loading import load
+    from eyeline.models import LanguageModel
 
     name = name if name is not None else DEFAULT_MODEL
     with Bar(f"loading {name}") as report:
-        loaded = load(name, dtype=torch_dtype(dtype), encodings=encodings, progress=report)
+        loaded = load(
+            name,
+            kind=LanguageModel,
+            encodings=encodings,
+            dtype=torch_dtype(dtype),
+            progress=report,
+        )
     if loaded.tokenizer is None:
         raise CheckpointError(f"{loaded.source}: there is no tokenizer in it, and text needs one")
     return Ready(name, loaded.model, loaded.tokenizer, loaded.source)

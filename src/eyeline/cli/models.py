@@ -28,9 +28,10 @@ def models(
             f"{fetch}: {path}"
         )
         return
-    from eyeline.checkpoints.known import DEFAULT_MODEL, MODELS
+    from eyeline.checkpoints.known import DEFAULT_ENCODER, DEFAULT_MODEL, MODELS
 
-    rows = [_row(known, default=known.name == DEFAULT_MODEL) for known in MODELS]
+    defaults = {DEFAULT_MODEL: "generate and compare", DEFAULT_ENCODER: "embed"}
+    rows = [_row(known, default=defaults.get(known.name)) for known in MODELS]
     if as_json:
         print_json({"models": rows})
         return
@@ -45,11 +46,11 @@ def _fetched(name: str) -> Path:
         return resolve(name, progress=report)
 
 
-def _row(known: Known, *, default: bool) -> dict[str, object]:
-    from eyeline.checkpoints.fetch import cached_file
+def _row(known: Known, *, default: str | None) -> dict[str, object]:
+    from eyeline.checkpoints.fetch import cached
     from eyeline.checkpoints.hub import local_snapshot
 
-    path = local_snapshot(known.repository) or cached_file(known.package)
+    path = local_snapshot(known.repository) or cached(known.package)
     return {
         "name": known.name,
         "repository": known.repository,
@@ -58,7 +59,7 @@ def _row(known: Known, *, default: bool) -> dict[str, object]:
         "default": default,
         "present": path is not None,
         "path": None if path is None else str(path),
-        "bytes": known.package.member_size,
+        "bytes": known.package.size,
     }
 
 
@@ -67,7 +68,7 @@ def _print(rows: list[dict[str, object]]) -> None:
 
     out = console()
     for row in rows:
-        default = ", the default" if row["default"] else ""
+        default = f", the default of {row['default']}" if row["default"] else ""
         out.print(f"[bold]{row['name']}[/bold]{default}: {row['about']} ({row['license']})")
         size = data_size(float(str(row["bytes"])))
         where = (

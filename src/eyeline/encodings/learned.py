@@ -41,7 +41,8 @@ class Learned(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the weights anew."""
-        nn.init.normal_(self.weight, std=0.02)
+        if not self.weight.is_meta:  # there normal_ imports a second's worth of modules
+            nn.init.normal_(self.weight, std=0.02)
 
     def table(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """p of positions (…), int64, as (…, width), in the weight's dtype if none is given.

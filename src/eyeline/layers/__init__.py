@@ -5,6 +5,7 @@ from eyeline.layers.attention import MultiHeadAttention as MultiHeadAttention
 from eyeline.layers.attention import Projected as Projected
 from eyeline.layers.block import Block as Block
 from eyeline.layers.block import DecoderBlock as DecoderBlock
+from eyeline.layers.convolution import Convolution as Convolution
 from eyeline.layers.feedforward import FeedForward as FeedForward
 from eyeline.layers.feedforward import GatedFeedForward as GatedFeedForward
 from eyeline.layers.norm import RMSNorm as RMSNorm
@@ -13,6 +14,7 @@ from eyeline.layers.packed import PackedLinear as PackedLinear
 from eyeline.layers.packed import can_pack as can_pack
 from eyeline.layers.packed import pack as pack
 from eyeline.layers.packed import weight_bytes as weight_bytes
+from eyeline.layers.recurrent import Recurrent as Recurrent
 from eyeline.layers.rows import by_rows as by_rows
 from eyeline.layers.shape import BlockShape as BlockShape
 from eyeline.layers.stack import DecoderStack as DecoderStack

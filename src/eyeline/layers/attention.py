@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from eyeline.caches import Cache, cache_for
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.checks import PatternLike
 from eyeline.layers.checks import (
@@ -22,20 +22,15 @@ from eyeline.layers.checks import (
     check_tokens,
     head_width,
 )
+from eyeline.layers.in_steps import LayerCache as LayerCache
+from eyeline.layers.in_steps import attend, cache_of, check_steps
 from eyeline.layers.positions import Position, added_at, check_fit, rotary_tables, sorted_positions
-from eyeline.mechanisms import Additive, Exact, ExtraKeys, ExtraTokens
+from eyeline.layers.sums import summed, sums_first
+from eyeline.mechanisms import Exact, Linformer
 from eyeline.patterns import Full, Pattern
+from eyeline.planning import Countable
+from eyeline.planning.work import Asked, Work, numbers_in
 from eyeline.tokens import Tokens, default_tokens
-
-
-class LayerCache(NamedTuple):
-    """A cache, and the number that a layer has in it.
-
-    Whoever runs the layers calls ``cache.advance(tokens)`` once a step, before the first of them.
-    """
-
-    cache: Cache
-    layer: int
 
 
 class Projected(NamedTuple):
@@ -106,8 +101,9 @@ class MultiHeadAttention(nn.Module):
             mechanism = Exact(rule, score_mod=positions.score_mods, dropout=dropout)
         else:
             check_mechanism(mechanism, pattern, positions.score_mods, dropout)
-        if isinstance(mechanism, (Exact, Additive, ExtraKeys, ExtraTokens)):
-            mechanism.check(num_heads, self.num_kv_heads, self.head_dim)
+        check = getattr(mechanism, "check", None)
+        if check is not None:
+            check(num_heads, self.num_kv_heads, self.head_dim)
         self.mechanism = mechanism
         width, kv_width = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, width, bias=bias)
@@ -165,13 +161,15 @@ class MultiHeadAttention(nn.Module):
         """
         if cache is not None:
             check_cached(cache.cache, key, q_tokens, k_tokens)
+            check_steps(self.mechanism)
         q_tokens, k_tokens = self._standing(query, key, q_tokens, k_tokens)
+        if isinstance(self.mechanism, Linformer) and cache is None:
+            heads = self._summed(self.mechanism, query, key, value, q_tokens, k_tokens)
+            if heads is not None:
+                return self._merged(self.mechanism.over(*heads, q_tokens=q_tokens))
         q, k, v = self._in_heads(query, key, value, q_tokens, k_tokens)
-        if cache is not None:
-            k, v, k_tokens = cache.cache.append(cache.layer, k, v)
-        seen = self.mechanism(q, k, v, q_tokens=q_tokens, k_tokens=k_tokens)
-        out: Tensor = self.out_proj(seen.transpose(1, 2).flatten(2))
-        return out
+        seen = attend(self.mechanism, q, k, v, q_tokens=q_tokens, k_tokens=k_tokens, place=cache)
+        return self._merged(seen)
 
     def project(
         self, key: Tensor, value: Tensor | None = None, *, k_tokens: Tokens | None = None
@@ -216,8 +214,8 @@ class MultiHeadAttention(nn.Module):
     def new_cache(self, batch: int = 1) -> LayerCache:
         """An empty cache for this layer alone, in the dtype and on the device of its weights."""
         weight = self.k_proj.weight
-        cache = cache_for(
-            self.pattern,
+        cache = cache_of(
+            self.mechanism,
             layers=1,
             batch=batch,
             num_kv_heads=self.num_kv_heads,
@@ -226,6 +224,19 @@ class MultiHeadAttention(nn.Module):
             device=weight.device,
         )
         return LayerCache(cache, 0)
+
+    def work(self, asked: Asked) -> Work:
+        """The mechanism's, and apart from it L·d·H·E for queries and for the output, and S·d·Hk·E
+        for keys and for values; see ``eyeline.cost``."""
+        if not isinstance(self.mechanism, Countable):
+            raise NotSupported(f"{type(self.mechanism).__name__} has no work to count")
+        own = {"heads": self.num_heads, "kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        found = self.mechanism.work(asked.known("a layer", value_dim=self.head_dim, **own))
+        queries, keys = found.call.length, found.call.key_length
+        parts = ((self.q_proj, queries), (self.k_proj, keys), (self.v_proj, keys))
+        made = sum(rows * x.weight.numel() for x, rows in (*parts, (self.out_proj, queries)))
+        around = 2 * queries * self.embed_dim + numbers_in(self) - numbers_in(self.mechanism)
+        return replace(found, projections=made, numbers=found.numbers + around, backward=None)
 
     @property
     def _has_positions(self) -> bool:
@@ -296,6 +307,39 @@ class MultiHeadAttention(nn.Module):
             placed = self._placed(query, k_tokens)
         return q, self._heads(self.k_proj(placed), k_tokens), self._split(self.v_proj(query))
 
+    def _summed(
+        self,
+        mechanism: Linformer,
+        query: Tensor,
+        key: Tensor | Projected | None,
+        value: Tensor | None,
+        q_tokens: Tokens | None,
+        k_tokens: Tokens | None,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Queries in heads, and sums of keys and values, of inputs that were summed up first.
+
+        None where that saves nothing, and for what the usual way refuses.
+        """
+        one_sided = (q_tokens is None) != (k_tokens is None)
+        if isinstance(key, Projected) or self.rotary is not None or one_sided:
+            return None
+        widths = {self.embed_dim, self.kdim, self.vdim}
+        if key is None and (value is not None or len(widths) > 1):
+            return None
+        key = key if key is not None else query
+        value = value if value is not None else key
+        projections = self.k_proj, self.v_proj
+        if key.shape[:2] != value.shape[:2] or not sums_first(mechanism, projections):
+            return None
+        for name, x, width in (
+            ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim),
+        ):  # fmt: skip
+            check_input(name, x, width, self.q_proj.weight)
+        q = self._split(self.q_proj(self._placed(query, q_tokens)))
+        inputs = self._placed(key, k_tokens), value
+        k, v = summed(mechanism, inputs, projections, k_tokens)
+        return q, self._split(k), self._split(v)
+
     def _projected(
         self, key: Tensor, value: Tensor, k_tokens: Tokens | None
     ) -> tuple[Tensor, Tensor]:
@@ -326,6 +370,11 @@ class MultiHeadAttention(nn.Module):
         if length == 1:  # while a model writes, an operator less
             return x.reshape(batch, heads, 1, self.head_dim)
         return x.reshape(batch, length, heads, self.head_dim).transpose(1, 2)
+
+    def _merged(self, seen: Tensor) -> Tensor:
+        """(B, heads, L, E) to (B, L, embed_dim)."""
+        out: Tensor = self.out_proj(seen.transpose(1, 2).flatten(2))
+        return out
 
     def extra_repr(self) -> str:
         parts = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]

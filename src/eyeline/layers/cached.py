@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from eyeline.caches import Cache, cache_for
+from eyeline.caches import Cache
 from eyeline.errors import InvalidArgument
-from eyeline.layers.attention import LayerCache, MultiHeadAttention
-from eyeline.patterns import Pattern
+from eyeline.layers.attention import MultiHeadAttention
+from eyeline.layers.in_steps import LayerCache, cache_kind
+from eyeline.layers.in_steps import attend as attend
+from eyeline.layers.in_steps import cache_of as cache_of
 from eyeline.tokens import Tokens, default_tokens
 
-Kind = tuple[Pattern, int, int]
-"""A pattern, the number of key heads, and their width."""
+Kind = tuple[Hashable, int, int]
+"""What a mechanism keeps, such as its pattern's keys; the number of key heads, and their width."""
 
 
 @final
@@ -29,8 +31,8 @@ class Caches:
         """An empty cache for each kind of layer, in the order in which they come."""
         weight, kinds = self._layers[0].k_proj.weight, self._kinds()
         return [
-            cache_for(
-                kind[0],
+            cache_of(
+                self._layers[kinds.index(kind)].mechanism,
                 layers=kinds.count(kind),
                 batch=batch,
                 num_kv_heads=kind[1],
@@ -55,7 +57,7 @@ class Caches:
             raise InvalidArgument(
                 f"{len(caches)} caches for {len(order)} kinds of layers: use new_caches()"
             )
-        tokens = tokens if tokens is not None else _following(caches[0].position, length)
+        tokens = tokens if tokens is not None else following(caches[0].position, length)
         for cache in caches:
             cache.advance(tokens)
         groups = [order.index(kind) for kind in kinds]
@@ -63,10 +65,14 @@ class Caches:
         return tokens, places
 
     def _kinds(self) -> list[Kind]:
-        return [(layer.pattern, layer.num_kv_heads, layer.head_dim) for layer in self._layers]
+        return [
+            (cache_kind(layer.mechanism), layer.num_kv_heads, layer.head_dim)
+            for layer in self._layers
+        ]
 
 
-def _following(position: int | Tensor, count: int) -> Tokens:
+def following(position: int | Tensor, count: int) -> Tokens:
+    """Slots that stand at position, position + 1, …"""
     if isinstance(position, Tensor):
         return Tokens(position + torch.arange(count))
     # From the start, the very tokens that attention assumes, so that plans are shared.

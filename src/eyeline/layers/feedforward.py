@@ -16,7 +16,7 @@ from eyeline.layers.checks import check_sizes
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """relu(x) = max(x, 0); gelu(x) = x Φ(x); gelu_tanh, its approximation by tanh; silu(x) = x σ(x)."""
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = _ACTIVATIONS[self.activation](self.up(x))
+        inner = ACTIVATIONS[self.activation](self.up(x))
         if self.dropout and self.training:
             inner = functional.dropout(inner, self.dropout)
         out: Tensor = self.down(inner)
@@ -84,7 +84,7 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        inner = _ACTIVATIONS[self.activation](gate)
+        inner = ACTIVATIONS[self.activation](gate)
         # In place only where no derivative will ask for what relu gave.
         inner = inner * up if torch.is_grad_enabled() else inner.mul_(up)
         down: Tensor = self.down(inner)
@@ -95,6 +95,6 @@ class GatedFeedForward(nn.Module):
 
 
 def _known(activation: str) -> str:
-    if activation not in _ACTIVATIONS:
-        raise InvalidArgument(f"activation={activation!r}: it is one of {', '.join(_ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise InvalidArgument(f"activation={activation!r}: it is one of {', '.join(ACTIVATIONS)}")
     return activation

@@ -6,6 +6,10 @@ oneDNN's on a plain float32 weight, and for bfloat16 FBGEMM's on a copy in float
 bfloat16 weight exactly (below 2^-17 to a multiple of 2^-24). They are not public in torch: they
 are wrapped here and nowhere else, ``can_pack`` says where they work, and without them the layers
 multiply as torch does.
+
+A float32 weight of more rows than columns, above all the head of a vocabulary, is read at the
+memory's pace by torch's own product once it lies in memory column by column. That is a matter of
+strides: the weight keeps its shape and its values, and there is one of it.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+# Rows to a column from which a float32 weight is laid out by columns.
+_TALL = 2
 
 
 @final
@@ -35,6 +42,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() != self.in_features or x.dim() < 2 or torch.is_grad_enabled():
+            return linear(x, self.weight, self.bias)
+        if self.weight.stride(0) == 1:  # column by column
             return linear(x, self.weight, self.bias)
         if self.weight.dtype is torch.float32:
             return _plain_product(x, self.weight, self.bias)
@@ -68,6 +77,8 @@ def pack(module: nn.Module) -> int:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and can_pack(child.weight):
+                if child.weight.dtype is torch.float32 and _tall(child.weight):
+                    child.weight.data = child.weight.data.T.contiguous().T
                 setattr(parent, name, PackedLinear(child))
                 count += 1
     return count
@@ -76,6 +87,10 @@ def pack(module: nn.Module) -> int:
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of the module's parameters, each counted once: what writing a token must read."""
     return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _tall(weight: Tensor) -> bool:
+    return weight.shape[0] >= _TALL * weight.shape[1]
 
 
 def _has(library: str, *operators: str) -> bool:

@@ -3,6 +3,12 @@
 from eyeline.measuring.comparison import Comparison as Comparison
 from eyeline.measuring.comparison import Row as Row
 from eyeline.measuring.comparison import compare as compare
+from eyeline.measuring.counting import Counted as Counted
+from eyeline.measuring.counting import Counts as Counts
+from eyeline.measuring.counting import count as count
+from eyeline.measuring.kinds import Kind as Kind
+from eyeline.measuring.kinds import kind as kind
+from eyeline.measuring.kinds import standard as standard
 from eyeline.measuring.likelihood import Change as Change
 from eyeline.measuring.likelihood import paired_change as paired_change
 from eyeline.measuring.likelihood import perplexity as perplexity

@@ -16,7 +16,7 @@ from eyeline.measuring.likelihood import Change, losses, paired_change, perplexi
 from eyeline.measuring.progress import Progress, Stages, silent
 from eyeline.measuring.reading import read, writing_speed
 from eyeline.measuring.sharing import under
-from eyeline.models import Llama
+from eyeline.models import LanguageModel
 from eyeline.patterns import Causal, Pattern
 from eyeline.planning import pairs
 
@@ -64,7 +64,7 @@ class _Course:
     """What is gathered of one pattern while the rounds go on."""
 
     label: str
-    model: Llama
+    model: LanguageModel
     seconds: list[float] = field(default_factory=list)
     attention_seconds: list[float] = field(default_factory=list)
     peaks: list[int | None] = field(default_factory=list)
@@ -75,7 +75,7 @@ class _Course:
 
 
 def compare(
-    model: Llama,
+    model: LanguageModel,
     ids: Sequence[int],
     patterns: Mapping[str, Pattern | Sequence[Pattern]],
     *,
@@ -88,16 +88,24 @@ def compare(
     patterns: by the labels they are shown under. tokenizer: to write the facts for recall; without
     it, and for texts that are too short, recall is empty.
 
-    Raises InvalidArgument for fewer than 128 ids, and for patterns that look ahead: they read the
-    answers off the text.
+    Raises InvalidArgument for fewer than 128 ids, for more than the model has positions for
+    (``room``), and for patterns that look ahead: they read the answers off the text.
     """
     if len(ids) < SHORTEST:
         raise InvalidArgument(f"{len(ids)} tokens are too few to compare: at least {SHORTEST}")
+    most = room(model)
+    if most is not None and len(ids) > most:
+        raise InvalidArgument(
+            f"{len(ids):,} tokens, and {_WRITTEN + 1} are written after them: this model has "
+            f"learned {model.longest:,} positions, which is enough to read {most:,}"
+        )
     chosen = {"causal": Causal(), **patterns}
     for label, each in chosen.items():
         refuse_looking_ahead(label, each, len(ids))
     courses = [_Course(label, under(model, each)) for label, each in chosen.items()]
-    exam = recall.prepare(tokenizer, ids) if tokenizer is not None else None
+    exam = None
+    if tokenizer is not None:
+        exam = recall.prepare(tokenizer, ids, longest=model.longest)
     stages = Stages(len(courses) * (8 + 10 * rounds + (20 if exam is not None else 0)), progress)
     text = torch.tensor([ids])
     for course in courses:
@@ -113,6 +121,11 @@ def compare(
             with stages.stage(f"asking under {course.label}", 20) as within:
                 course.recall = recall.examine(course.model, exam, progress=within)
     return Comparison(len(ids), rounds, tuple(_row(each, courses[0], len(ids)) for each in courses))
+
+
+def room(model: LanguageModel) -> int | None:
+    """How long a text may be for ``compare``; None if there is no limit."""
+    return None if model.longest is None else max(model.longest - _WRITTEN - 1, 0)
 
 
 def refuse_looking_ahead(label: str, pattern: Pattern | Sequence[Pattern], length: int) -> None:
@@ -157,7 +170,7 @@ def _row(course: _Course, baseline: _Course, length: int) -> Row:
     )
 
 
-def pairs_per_layer(model: Llama, length: int) -> float:
+def pairs_per_layer(model: LanguageModel, length: int) -> float:
     """How many pairs one head looks at in a text of this length, the mean over the layers."""
     counts = [pairs(pattern, length) for pattern in model.patterns]
     return sum(counts[group] for group in model.groups) / len(model.groups)

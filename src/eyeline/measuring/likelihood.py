@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
-from eyeline.models import Llama
+from eyeline.models import LanguageModel
 
 # Neighbouring tokens are hard or easy together; blocks of this many are nearly independent.
 _BLOCK = 32
@@ -35,7 +35,7 @@ class Change:
 
 
 @torch.inference_mode()
-def losses(model: Llama, hidden: Tensor, ids: Tensor) -> Tensor:
+def losses(model: LanguageModel, hidden: Tensor, ids: Tensor) -> Tensor:
     """-log p(id i + 1 | ids up to i) in nats: float32 (L - 1,), for hidden (1, L, ·), ids (1, L).
 
     Logits are made for a few positions at a time: all of them are larger than the model.

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from eyeline.caches import Cache
 from eyeline.generation import stream
 from eyeline.measuring.memory import Peak
-from eyeline.mechanisms import Exact
-from eyeline.models import Llama
+from eyeline.models import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Reading:
 
 
 @torch.inference_mode()
-def read(model: Llama, ids: Tensor) -> Reading:
+def read(model: LanguageModel, ids: Tensor) -> Reading:
     """Reads ids (1, L) in one step."""
     caches = model.new_caches()
     with Peak() as peak, AttentionClock(model) as clock:
@@ -46,7 +45,7 @@ def read(model: Llama, ids: Tensor) -> Reading:
     return Reading(seconds, clock.seconds, peak.bytes, hidden, caches)
 
 
-def writing_speed(model: Llama, reading: Reading, tokens: int) -> float:
+def writing_speed(model: LanguageModel, reading: Reading, tokens: int) -> float:
     """Tokens per second, greedy, after the text that was read. The caches grow by them."""
     with torch.inference_mode():
         first = int(model.head(reading.hidden[:, -1:]).argmax())
@@ -65,8 +64,8 @@ class AttentionClock:
         self._model, self._start, self._hooks = model, 0.0, ExitStack()
 
     def __enter__(self) -> AttentionClock:
-        for module in self._model.modules():
-            if isinstance(module, Exact):
+        for name, module in self._model.named_modules():
+            if name.endswith(".attend"):
                 for hook in (
                     module.register_forward_pre_hook(self._begin),
                     module.register_forward_hook(self._end),

@@ -19,7 +19,7 @@ import torch
 
 from eyeline.caches import Cache
 from eyeline.measuring.progress import Progress, silent
-from eyeline.models import Llama
+from eyeline.models import LanguageModel
 
 # The sentences have little in common, so that finding one is not hindered by telling them apart.
 SENTENCES = (
@@ -88,10 +88,13 @@ class Score:
         return self.found / self.asked
 
 
-def prepare(tokenizer: Encoder, filler: Sequence[int], *, seed: int = 0) -> Exam | None:
+def prepare(
+    tokenizer: Encoder, filler: Sequence[int], *, longest: int | None = None, seed: int = 0
+) -> Exam | None:
     """An exam as long as ``filler``, which is the text between and after the facts.
 
-    Distances double from 50 on, as far as the text allows. None if it is too short for a few
+    Distances double from 50 on, as far as the text allows, and where the model has learned
+    positions, as far as they leave room for the questions. None if it is too short for a few
     facts in its first half.
     """
     rng = random.Random(seed)
@@ -116,11 +119,22 @@ def prepare(tokenizer: Encoder, filler: Sequence[int], *, seed: int = 0) -> Exam
         for distance in distances
         for end, ask, answer in facts
     ]
-    return Exam(tuple(body), tuple(sorted(questions, key=lambda question: question.place)))
+    within = [each for each in questions if each.distance <= _farthest(questions, longest)]
+    return Exam(tuple(body), tuple(sorted(within, key=lambda question: question.place)))
+
+
+def _farthest(questions: Sequence[Question], longest: int | None) -> int:
+    """The largest distance at which every question ends within the positions there are."""
+    beyond = [
+        question.distance
+        for question in questions
+        if longest is not None and question.place + len(question.ask + question.answer) > longest
+    ]
+    return min(beyond) - 1 if beyond else max(question.distance for question in questions)
 
 
 @torch.inference_mode()
-def examine(model: Llama, exam: Exam, *, progress: Progress = silent) -> dict[int, Score]:
+def examine(model: LanguageModel, exam: Exam, *, progress: Progress = silent) -> dict[int, Score]:
     """The score at each distance, under the model's own pattern.
 
     Between questions the text is read on with a cache, as in writing; each question is put to a
@@ -140,7 +154,7 @@ def examine(model: Llama, exam: Exam, *, progress: Progress = silent) -> dict[in
     return {distance: Score(found[distance], asked[distance]) for distance in exam.distances}
 
 
-def _answers(model: Llama, question: Question, caches: Sequence[Cache]) -> bool:
+def _answers(model: LanguageModel, question: Question, caches: Sequence[Cache]) -> bool:
     """Whether greedy writing gives the answer. Feeding it at once is the same, and cheaper."""
     ids = (*question.ask, *question.answer)
     logits = model(torch.tensor([ids]), caches=copy.deepcopy(caches))[0]

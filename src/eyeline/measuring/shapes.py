@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from eyeline.errors import InvalidArgument
 from eyeline.functional import attention
+from eyeline.mechanisms import Heads
 from eyeline.patterns import Pattern
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Shape:
         """The number of key heads."""
         return self.kv_heads if self.kv_heads is not None else self.heads
 
+    @property
+    def groups_of_heads(self) -> Heads:
+        """For a mechanism's constructor."""
+        return Heads(self.heads, self.groups, self.dim)
+
     def tensors(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value with random numbers."""
         query, key, value = (
@@ -56,13 +62,16 @@ class Shape:
         heads = (self.heads, self.groups, self.groups)
         return [(1, each, length, self.dim) for each in heads]
 
-    def run(self, attend: Attend, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """The output, and the gradients with ``backward``."""
+    def run(self, attend: Attend, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The output, and the gradients with ``backward``, those of a module's parameters too."""
         if not self.backward:
             with torch.inference_mode():
                 return (attend(*tensors),)
         out = attend(*tensors)
-        return (out.detach(), *torch.autograd.grad(out, tensors, torch.ones_like(out)))
+        trained = tuple(attend.parameters()) if isinstance(attend, nn.Module) else ()
+        inputs = (*tensors, *trained)
+        slopes = torch.autograd.grad(out, inputs, torch.ones_like(out), allow_unused=True)
+        return (out.detach(), *(x for x in slopes if x is not None))
 
     def results(self, length: int) -> list[Tensor]:
         """Tensors of the sizes of what ``run`` returns, and of the gradient that it is given."""

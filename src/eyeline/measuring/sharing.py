@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
+from torch import nn
 
-from eyeline.mechanisms import Exact
-from eyeline.models import Llama
+from eyeline.layers import PackedLinear
+from eyeline.models import LanguageModel
 from eyeline.patterns import Pattern
 
+M = TypeVar("M", bound=LanguageModel)
 
-def under(model: Llama, pattern: Pattern | Sequence[Pattern]) -> Llama:
+
+def under(model: M, pattern: Pattern | Sequence[Pattern]) -> M:
     """The same model under another pattern (or one per layer). The weights are shared, not copied.
 
     So several patterns are compared in the memory of one model, and by turns.
     Raises InvalidArgument if the number of patterns is not the number of layers.
     """
     with torch.device("meta"):
-        other = Llama(model.config, pattern, encodings=model.encodings)
+        other = type(model)(model.config, **{**model.choices(), "pattern": pattern})
     for name, module in model.named_modules():
-        if not isinstance(module, Exact) and next(module.children(), None) is None:
+        if isinstance(module, (PackedLinear, nn.Linear)):  # with what it keeps of its weight
             other.set_submodule(name, module)
-    # Some weights belong to a block itself, not to a module of their own.
-    for name, weight in model.named_parameters(remove_duplicate=False):
+    for name, weight in model.state_dict(keep_vars=True).items():
         parent, _, leaf = name.rpartition(".")
         setattr(other.get_submodule(parent), leaf, weight)
     return other.train(model.training)

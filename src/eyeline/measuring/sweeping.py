@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -13,13 +13,19 @@ from torch import Tensor
 from eyeline.dispatch import choose
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.checks import make_request
+from eyeline.measuring.around import Around, around
+from eyeline.measuring.kinds import Kind
+from eyeline.measuring.memory import installed
 from eyeline.measuring.peaks import peak_alone, peak_of
 from eyeline.measuring.progress import Progress, Stages, silent
-from eyeline.measuring.shapes import Shape, sdpa_causal, through
+from eyeline.measuring.shapes import Attend, Shape, sdpa_causal, through
 from eyeline.measuring.timing import by_turns, crossover
 from eyeline.patterns import Pattern
 from eyeline.planning import pairs
 from eyeline.planning.heads import rules
+
+# Seconds of one run after which a case is not run at longer lengths.
+_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Point:
     """One length: seconds (None where the kernel refuses, with its reason), against SDPA's.
 
     speedup: SDPA's seconds over these. pairs: how many the pattern looks at, per head; where heads
-    differ, their mean.
+    differ, their mean. attention_share: of a block's time, see ``around``; None: not measured.
     """
 
     length: int
@@ -36,6 +42,7 @@ class Point:
     seconds: float | None
     speedup: float | None
     refusal: str | None = None
+    attention_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Sweep:
-    """SDPA (causal) and the cases. baseline_seconds: by length. *_bytes: at the longest length."""
+    """SDPA (causal) and the cases. baseline_seconds: by length. *_bytes: at the longest length.
+
+    around_seconds: by length, of what stands around attention in a block; empty: not measured.
+    """
 
     shape: Shape
     lengths: tuple[int, ...]
@@ -64,14 +74,16 @@ class Sweep:
     baseline_peak_bytes: int | None
     input_bytes: int
     cases: tuple[Case, ...]
+    around_seconds: Mapping[int, Around] = field(default_factory=dict)
 
 
 class _Way(NamedTuple):
-    """One pattern through one backend; what is timed against SDPA."""
+    """One pattern through one backend, or a mechanism or layer; what is timed against SDPA."""
 
     label: str
     pattern: Pattern
     backend: str
+    kind: Kind | None = None
 
 
 def sweep(
@@ -80,6 +92,7 @@ def sweep(
     patterns: Mapping[str, Pattern],
     *,
     backends: Sequence[str] = ("auto",),
+    kinds: Sequence[Kind] = (),
     rounds: int = 5,
     memory: bool = True,
     progress: Progress = silent,
@@ -88,6 +101,10 @@ def sweep(
 
     patterns: by the labels they are shown under. memory: also measure peak memory, at the longest
     length, in processes of their own. A backend that refuses a call is not timed there.
+    kinds: mechanisms and layers, timed like patterns; a layer that has no heads is given the
+    query's as one token. With them, what stands around attention in a block is timed too. One that
+    would hold more than a quarter of the machine's memory in something of length² is too large,
+    and one that took over ten seconds is not run at longer lengths.
 
     Raises InvalidArgument for lengths below 1 and backends that do not exist.
     """
@@ -95,14 +112,24 @@ def sweep(
     if not lengths or lengths[0] < 1:
         raise InvalidArgument(f"lengths={list(lengths)}: at least one, and each at least 1")
     ways = [_Way(label, p, backend) for label, p in patterns.items() for backend in backends]
+    exact = [each for each in kinds if each.name == "exact"]
+    ways += [_Way(each.label, each.pattern, backend) for each in exact for backend in backends]
+    ways += [_Way(x.label, x.pattern, x.name, x) for x in kinds if x.name != "exact"]
     for way in ways:
         # At the shortest: a pattern that cannot be meant for it is refused before the work.
         _kernel(shape, shape.tensors(lengths[0]), way)
     stages = Stages(10 * len(lengths) + (2 * len(ways) + 4) * memory, progress)
-    times = {}
+    times: dict[int, tuple[float, dict[_Way, Point]]] = {}
+    aside: dict[int, Around] = {}
+    slow: dict[_Way, str] = {}
     for length in lengths:
         with stages.stage(f"{length:,} tokens", 10) as within:
-            times[length] = _at(shape, length, ways, rounds, within)
+            if kinds:
+                aside[length] = around(shape, length, rounds=rounds)
+            times[length] = _at(shape, length, ways, rounds, within, aside.get(length), slow)
+        for way, point in times[length][1].items():
+            if point.seconds is not None and point.seconds > _PATIENCE:
+                slow[way] = f"too slow: {point.seconds:.0f} s at {length:,} tokens"
     served = [way for way in ways if times[lengths[-1]][1][way].seconds is not None]
     peaks = _peaks(shape, lengths[-1], served, stages) if memory else {}
     return Sweep(
@@ -116,17 +143,27 @@ def sweep(
             _case(way, [points[way] for _, points in times.values()], peaks.get(way))
             for way in ways
         ),
+        around_seconds=aside,
     )
 
 
 def _at(
-    shape: Shape, length: int, ways: Sequence[_Way], rounds: int, progress: Progress
+    shape: Shape,
+    length: int,
+    ways: Sequence[_Way],
+    rounds: int,
+    progress: Progress,
+    aside: Around | None,
+    slow: Mapping[_Way, str],
 ) -> tuple[float, dict[_Way, Point]]:
     """SDPA's seconds and each way's point, at one length."""
     tensors = shape.tensors(length)
-    kernels = {way: _kernel(shape, tensors, way) for way in ways}
+    kernels = {
+        way: (way.backend, slow[way]) if way in slow else _kernel(shape, tensors, way)
+        for way in ways
+    }
     runs = {None: partial(shape.run, sdpa_causal, tensors)} | {
-        way: partial(shape.run, through(way.pattern, way.backend), tensors)
+        way: partial(shape.run, _attend(shape, length, way), tensors)
         for way, (_, refusal) in kernels.items()
         if refusal is None
     }
@@ -134,18 +171,35 @@ def _at(
     return seconds[None], {
         way: Point(
             length=length,
-            pairs=_pairs(shape, length, way.pattern),
+            pairs=_pairs(shape, length, way),
             kernel=kernel,
             seconds=seconds.get(way),
             speedup=seconds[None] / seconds[way] if way in seconds else None,
             refusal=refusal,
+            attention_share=_share(way, seconds.get(way), aside),
         )
         for way, (kernel, refusal) in kernels.items()
     }
 
 
-def _pairs(shape: Shape, length: int, pattern: Pattern) -> int:
-    looking = (count * pairs(rule, length) for rule, count in rules(pattern, shape.heads))
+def _attend(shape: Shape, length: int, way: _Way) -> Attend:
+    if way.kind is None:
+        return through(way.pattern, way.backend)
+    return way.kind.call(shape.groups_of_heads, length, dtype=shape.dtype)
+
+
+def _share(way: _Way, seconds: float | None, aside: Around | None) -> float | None:
+    """Of a block's time; a layer that is no attention has no projections beside it."""
+    if seconds is None or aside is None:
+        return None
+    projected = way.kind is None or way.kind.has_heads
+    return seconds / (seconds + aside.rest + (aside.projections if projected else 0.0))
+
+
+def _pairs(shape: Shape, length: int, way: _Way) -> int:
+    if way.kind is not None:
+        return way.kind.work(length, shape.heads * shape.dim, shape.heads).pairs // shape.heads
+    looking = (count * pairs(rule, length) for rule, count in rules(way.pattern, shape.heads))
     return sum(looking) // shape.heads
 
 
@@ -153,12 +207,22 @@ def _kernel(
     shape: Shape, tensors: tuple[Tensor, Tensor, Tensor], way: _Way
 ) -> tuple[str, str | None]:
     """The kernel that serves a call, or the named one with its reason to refuse."""
+    if way.kind is not None:
+        return way.backend, _too_large(shape, tensors[0].shape[2], way.kind)
     with torch.set_grad_enabled(shape.backward):
         request = make_request(*tensors, way.pattern, scale=None, q_tokens=None, k_tokens=None)
         try:
             return choose(request, way.backend).NAME, None
         except NotSupported as refusal:
             return way.backend, str(refusal)
+
+
+def _too_large(shape: Shape, length: int, kind: Kind) -> str | None:
+    there = installed()
+    needed = kind.square_bytes(length, shape.groups_of_heads, backward=shape.backward)
+    if there is None or needed <= there / 4:
+        return None
+    return f"too large: it would hold {needed / 1e9:,.0f} GB at {length:,} tokens"
 
 
 def _peaks(
@@ -170,11 +234,19 @@ def _peaks(
     found: dict[_Way | None, int | None] = {}
     for way in (None, *ways):
         with stages.stage(f"memory of {way.label if way is not None else 'SDPA'}", 2):
-            text, backend = (str(way.pattern), way.backend) if way is not None else (None, "auto")
-            peak = peak_of(shape, length, pattern=text, backend=backend)
+            peak = _peak(shape, length, way)
         measured = peak is not None and alone is not None
         found[way] = max(peak - alone, 0) if measured else None  # type: ignore[operator]
     return found
+
+
+def _peak(shape: Shape, length: int, way: _Way | None) -> int | None:
+    if way is None:
+        return peak_of(shape, length, pattern=None)
+    text = str(way.pattern)
+    if way.kind is None:
+        return peak_of(shape, length, pattern=text, backend=way.backend)
+    return peak_of(shape, length, pattern=text, mechanism=way.kind.text)
 
 
 def _case(way: _Way, points: Sequence[Point], peak: int | None) -> Case:

@@ -12,6 +12,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.functional.additive import additive_attention, additive_attention_weights
 from eyeline.functional.checks import PatternLike, as_pattern, probability
 from eyeline.patterns import Full
+from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
 
 
@@ -90,6 +91,22 @@ class Additive(nn.Module):
         return additive_attention_weights(
             query, key, self.pattern, w_q=self.w_q, w_k=self.w_k, w_v=self.w_v,
             q_tokens=q_tokens, k_tokens=k_tokens,
+        )  # fmt: skip
+
+    def work(self, asked: Asked) -> Work:
+        """W_q query and W_k key for each query head, then hidden + Ev for each pair that looks.
+
+        All pairs are computed, whatever the pattern. See ``eyeline.cost``.
+        """
+        heads, hidden, width = self.w_q.shape
+        call = asked.known("additive", heads=heads, head_dim=width).call
+        pairs = of_pattern(self.pattern, call).pairs
+        every = heads * call.length * call.key_length
+        once = heads * (call.length + call.key_length) * hidden * width
+        each = hidden + call.value_dim
+        return Work(
+            call, pairs, every, once + pairs * each, once + every * each,
+            numbers=call.numbers + numbers_in(self),
         )  # fmt: skip
 
     def extra_repr(self) -> str:

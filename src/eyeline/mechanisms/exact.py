@@ -15,6 +15,7 @@ from eyeline.functional.checks import (
     probability,
 )  # fmt: skip
 from eyeline.patterns import Full
+from eyeline.planning.work import Asked, Work, of_pattern
 from eyeline.tokens import Tokens
 
 
@@ -86,6 +87,10 @@ class Exact(nn.Module):
             query, key, self.pattern,
             score_mod=self.score_mods, scale=self.scale, q_tokens=q_tokens, k_tokens=k_tokens,
         )  # fmt: skip
+
+    def work(self, asked: Asked) -> Work:
+        """A product of E and one of Ev for each pair that looks; see ``eyeline.cost``."""
+        return of_pattern(self.pattern, asked.call)
 
     def extra_repr(self) -> str:
         untrained = [x for x in self.score_mods if not isinstance(x, nn.Module)]

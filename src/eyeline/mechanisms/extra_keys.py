@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.mechanisms.exact import Exact
-from eyeline.mechanisms.merging import all_weights, looked, without_nobody
+from eyeline.mechanisms.merging import all_weights, beyond, looked, without_nobody
 from eyeline.patterns import Pattern
+from eyeline.planning.work import Asked, Work, of_pattern
 from eyeline.tokens import Tokens
 
 
@@ -86,6 +87,12 @@ class ExtraKeys(nn.Module):
         return all_weights(
             self.exact, query, key, self.key[None], q_tokens=q_tokens, k_tokens=k_tokens
         )
+
+    def work(self, asked: Asked) -> Work:
+        """Each query also looks at ``count`` keys more; see ``eyeline.cost``."""
+        shared, count, width = self.key.shape
+        call = asked.known("extra keys", kv_heads=shared, head_dim=width, value_dim=width)
+        return beyond(of_pattern(self.pattern, call.call), call.call.length * count, self)
 
     def _check_keys(self, num_kv_heads: int, head_dim: int) -> None:
         heads, _, width = self.key.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import final
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.mechanisms.exact import Exact
-from eyeline.mechanisms.merging import looked, without_nobody
-from eyeline.patterns import Full, Pattern
+from eyeline.mechanisms.merging import beyond, looked, without_nobody
+from eyeline.patterns import Full, Pattern, Window
 from eyeline.patterns.remember import remember
-from eyeline.planning import dense_mask
+from eyeline.planning import dense_mask, pairs
+from eyeline.planning.work import Asked, Call, Work, of_pattern
 from eyeline.tokens import NOBODY, Tokens, default_tokens
 
 # So many pairs are asked, at most, whether a token looks ahead.
@@ -78,6 +80,33 @@ class ExtraTokens(nn.Module):
             tokens=(asking, tokens), score_mods=(),
         )  # fmt: skip
         return torch.cat((extra, without_nobody(own, tokens)), 2)
+
+    def work(self, asked: Asked) -> Work:
+        """The sequence looks at itself and the extra tokens, and they at all L slots, their own
+        count among them. See ``eyeline.cost``."""
+        call = asked.call
+        own = call.length - self.count
+        if own < 0 or call.key_length != call.length:
+            raise InvalidArgument(
+                f"{self.count} extra tokens in self attention: their slots are among the length "
+                f"of both queries and keys, not {call.length} and {call.key_length}"
+            )
+        sizes = Call(own, own, call.heads, call.kv_heads, call.head_dim, call.value_dim)
+        pairs_more = self.count * (own + call.length)
+        found = beyond(of_pattern(self.exact.pattern, sizes), pairs_more, self)
+        return replace(found, call=call, numbers=call.numbers)
+
+    def path(self, length: int) -> int:
+        """Everybody hears everybody through an extra token: 2, or 1 if all look at all.
+
+        length: with the extra slots. See ``max_path_length``.
+        """
+        own = max(length - self.count, 0)
+        if own < 2:
+            return int(length > 1)
+        varies = self.exact.pattern.varies_by & {"batch", "head"}
+        every = not varies and pairs(self.exact.pattern | Window(0, 0), own) == own**2
+        return 1 if every else 2
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, :, : self.count], x[:, :, self.count :]

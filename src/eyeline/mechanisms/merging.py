@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.functional import attention_with_lse
 from eyeline.mechanisms.exact import Exact
 from eyeline.patterns import Pattern
+from eyeline.planning.work import Work, numbers_in
 from eyeline.scores import ScoreMod
 from eyeline.tokens import NOBODY, Tokens
 
@@ -70,6 +72,20 @@ def all_weights(
     share = (score.logsumexp(-1) - lse).sigmoid().unsqueeze(-1)
     both = torch.cat((own.to(score.dtype) * (1 - share), score.softmax(-1) * share), -1)
     return both.to(query.dtype)
+
+
+def beyond(work: Work, pairs: int, module: nn.Module) -> Work:
+    """The work with so many pairs more in each head, and a module's parameters."""
+    more = work.call.heads * pairs
+    return replace(
+        work,
+        pairs=work.pairs + more,
+        computed=work.computed + more,
+        multiplications=work.multiplications + more * work.call.products,
+        computed_multiplications=work.computed_multiplications + more * work.call.products,
+        numbers=work.numbers + numbers_in(module),
+        backward=None,
+    )
 
 
 def more_scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:

@@ -16,10 +16,13 @@ from typing import final
 
 from torch import nn
 
-from eyeline.errors import InvalidArgument
+from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.mechanisms.additive import Additive
+from eyeline.mechanisms.compressed import By, Compressed
 from eyeline.mechanisms.exact import Exact
 from eyeline.mechanisms.extra_keys import ExtraKeys
+from eyeline.mechanisms.linear import LinearAttention
+from eyeline.mechanisms.linformer import Linformer, Sharing
 from eyeline.patterns import Pattern
 
 Option = int | float | bool | str | None
@@ -60,10 +63,62 @@ def _extra_keys(pattern: Pattern, heads: Heads, *, dropout: float, count: int) -
     return ExtraKeys(exact, count, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim)
 
 
+def _linformer(
+    pattern: Pattern,
+    heads: Heads,
+    *,
+    dropout: float,
+    length: int,
+    k: int,
+    sharing: Sharing | None = "heads",
+) -> nn.Module:
+    return Linformer(
+        length, k, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
+        sharing=sharing if sharing is not None else "none",  # the word none reads as None
+        pattern=pattern, dropout=dropout,
+    )  # fmt: skip
+
+
+def _compressed(
+    pattern: Pattern,
+    heads: Heads,
+    *,
+    dropout: float,
+    factor: int,
+    by: By = "conv",
+    local: bool = False,
+    rounds: int = 5,
+) -> nn.Module:
+    return Compressed(
+        factor, by=by, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
+        pattern=pattern, local=local, rounds=rounds, dropout=dropout,
+    )  # fmt: skip
+
+
+def _linear(
+    pattern: Pattern,
+    heads: Heads,
+    *,
+    dropout: float,
+    feature_map: str = "elu",
+    features: int | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    if dropout:
+        raise NotSupported(f"dropout={dropout:g}: linear attention has no weights to leave out")
+    return LinearAttention(
+        heads.num_heads, heads.head_dim,
+        feature_map=feature_map, pattern=pattern, features=features, seed=seed,
+    )  # fmt: skip
+
+
 TABLE: Mapping[str, Make] = {
     "exact": _exact,
     "additive": _additive,
     "extra_keys": _extra_keys,
+    "linear": _linear,
+    "linformer": _linformer,
+    "compressed": _compressed,
 }
 
 
@@ -103,6 +158,11 @@ class Recipe:
 
 def recipe(text: str) -> Recipe:
     """From ``extra_keys(count=16)`` to a Recipe. Raises InvalidArgument with what was read."""
+    return Recipe(*word_and_options(text))
+
+
+def word_and_options(text: str) -> tuple[str, tuple[tuple[str, Option], ...]]:
+    """The word of a recipe and its options, whether or not there is such a mechanism."""
     found = _RECIPE.fullmatch(text) if len(text) <= MAX_CHARACTERS else None
     if found is None:
         raise InvalidArgument(
@@ -114,7 +174,7 @@ def recipe(text: str) -> Recipe:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidArgument(f"mechanism {text!r}: {twice} is given twice")
-    return Recipe(found[1], tuple(options))
+    return found[1], tuple(options)
 
 
 def _option(part: str) -> tuple[str, Option]:

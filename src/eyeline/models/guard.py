@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import final
+from typing import NoReturn, final
 
 from eyeline.errors import CheckpointError, NotSupported
 
@@ -44,6 +44,13 @@ class Attributes:
             raise CheckpointError(f"{self._model}: {name}={value!r:.60}, not true or false")
         return value
 
+    def probability(self, name: str, default: float) -> float:
+        """A number from 0 to below 1. Raises CheckpointError for another value."""
+        value = self._take(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+            raise CheckpointError(f"{self._model}: {name}={value!r:.60}, not a probability below 1")
+        return float(value)
+
     def optional(self, name: str) -> object:
         """The value, or None."""
         return self._left.pop(name, None)
@@ -57,10 +64,14 @@ class Attributes:
         """Raises NotSupported if the attribute is there with a value that changes the model."""
         value = self._left.pop(name, allowed[0])
         if value not in allowed:
-            raise NotSupported(
-                f"{self._model}: {name}={value!r:.60} is not built yet; "
-                f"{' or '.join(map(repr, allowed))} is"
-            )
+            self.refuse(name, value, *allowed)
+
+    def refuse(self, name: str, value: object, *allowed: object) -> NoReturn:
+        """Raises NotSupported: the value changes the model."""
+        raise NotSupported(
+            f"{self._model}: {name}={value!r:.60} is not built yet; "
+            f"{' or '.join(map(repr, allowed))} is"
+        )
 
     def harmless(self, names: Collection[str], *, prefixes: tuple[str, ...] = ()) -> None:
         """Attributes that change nothing of what the model computes."""

@@ -6,28 +6,27 @@ weights in files, and the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from eyeline.caches import Cache, cache_for, recount
+from eyeline.caches import Cache, recount
 from eyeline.encodings.rotary import Rotary, Tables
 from eyeline.encodings.rotary_scaling import Scaling
-from eyeline.errors import InvalidArgument
-from eyeline.layers import GatedFeedForward, by_rows, rms_norm
-from eyeline.mechanisms.exact import Exact
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.layers import GatedFeedForward, LayerCache, by_rows, rms_norm
+from eyeline.layers.cached import attend
+from eyeline.layers.checks import check_sizes
+from eyeline.mechanisms import Recipe
+from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, made
 from eyeline.models.guard import Attributes
 from eyeline.models.rotary_config import read_rotary
 from eyeline.patterns import Causal, Pattern, sliding_window
-from eyeline.tokens import Tokens, default_tokens
-
-Encodings = Literal["absolute", "recounted"]
-
+from eyeline.tokens import Tokens
 
 # --- Configuration -------------------------------------------------------------------------------
 
@@ -57,6 +56,11 @@ class LlamaConfig:
     rotary_scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
+        check_sizes(
+            vocabulary=self.vocabulary, width=self.width, hidden=self.hidden, layers=self.layers,
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim,
+            trained_length=self.trained_length,
+        )  # fmt: skip
         if self.heads % self.kv_heads:
             raise InvalidArgument(
                 f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly"
@@ -76,7 +80,7 @@ class LlamaConfig:
         return Causal() if self.window is None else sliding_window(self.window)
 
     @staticmethod
-    def from_hf(values: Mapping[str, object]) -> LlamaConfig:
+    def from_hf(values: Mapping[str, object], there: Collection[str] = ()) -> LlamaConfig:
         """From a Hugging Face config.json. Unknown attributes raise NotSupported by name."""
         attributes = Attributes(values, model="llama")
         attributes.require("model_type", "llama", "mistral")
@@ -162,13 +166,6 @@ def _window(value: object) -> int:
 # --- Names ---------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
-    """A tensor of a file. pairs: its rows hold that many heads with interleaved rotary pairs."""
-
-    name: str
-    pairs: int = 0
-
-
 _NAMES = {
     "huggingface": (
         "model.embed_tokens model.norm lm_head model.layers.{} input_layernorm "
@@ -182,7 +179,7 @@ _NAMES = {
 }
 
 
-def weight_names(config: LlamaConfig, form: Literal["huggingface", "gguf"]) -> Names:
+def weight_names(config: LlamaConfig, form: Form, there: Collection[str] = ()) -> Names:
     """For each parameter of Llama the file's tensors that it consists of, stacked by rows.
 
     GGUF files hold queries and keys with interleaved rotary pairs; their parts say so, and
@@ -212,12 +209,9 @@ def weight_names(config: LlamaConfig, form: Literal["huggingface", "gguf"]) -> N
     return names
 
 
-Names = Mapping[str, Sequence[Part]]
-
-
-def half_split(weight: Tensor, heads: int) -> Tensor:
-    """Rows (heads · E, …) with pairs (2j, 2j + 1) reordered to pairs (j, j + E / 2)."""
-    return weight.reshape(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+def derived(name: str) -> bool:
+    """Old Hugging Face files store the rotary frequencies, which follow from the config."""
+    return name.startswith("model.layers.") and name.endswith(".rotary_emb.inv_freq")
 
 
 # --- Model ---------------------------------------------------------------------------------------
@@ -238,48 +232,55 @@ class Step(NamedTuple):
 
 @final
 class Attention(nn.Module):
-    """Grouped-head attention under a pattern, with rotary encoding: (B, L, width) → the same.
+    """Grouped-head attention by a mechanism, with rotary encoding: (B, L, width) → the same.
 
-    Query, key and value projections are one matrix, in this order. index: the layer's number in
-    the cache that it writes to.
+    Query, key and value projections are one matrix, in this order. index: the layer's number in the
+    cache that it writes to.
     """
 
-    def __init__(self, config: LlamaConfig, pattern: Pattern, *, index: int) -> None:
+    def __init__(self, config: LlamaConfig, attend: nn.Module, *, index: int) -> None:
         super().__init__()
         self.rotary, self.index = config.rotary, index
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.qkv = nn.Linear(
             config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False
         )
-        self.attend = Exact(pattern)
+        self.attend = attend
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         batch, length, _ = x.shape
         heads = self.qkv(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         query_key, value = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
+        seen = self._seen(query_key, value, step)
+        out: Tensor = self.out(seen.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+    def _seen(self, query_key: Tensor, value: Tensor, step: Step) -> Tensor:
+        tokens = {"q_tokens": step.q_tokens, "k_tokens": step.k_tokens}
         if step.k_tables is None:
             query_key = self.rotary.rotate(query_key, step.q_tables)
+            query, key = query_key[:, : self.heads], query_key[:, self.heads :]
+            place = None if step.cache is None else LayerCache(step.cache, self.index)
+            return attend(self.attend, query, key, value, **tokens, place=place)
         query, key = query_key[:, : self.heads], query_key[:, self.heads :]
         if step.cache is not None:
             key, value, _ = step.cache.append(self.index, key, value)
-        if step.k_tables is not None:
-            query = self.rotary.rotate(query, step.q_tables)
-            key = self.rotary.rotate(key, step.k_tables)
-        seen = self.attend(query, key, value, q_tokens=step.q_tokens, k_tokens=step.k_tokens)
-        out: Tensor = self.out(seen.transpose(1, 2).reshape(batch, length, -1))
-        return out
+        query = self.rotary.rotate(query, step.q_tables)
+        key = self.rotary.rotate(key, step.k_tables)
+        seen: Tensor = self.attend(query, key, value, **tokens)
+        return seen
 
 
 @final
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, config: LlamaConfig, pattern: Pattern, *, index: int) -> None:
+    def __init__(self, config: LlamaConfig, attend: nn.Module, *, index: int) -> None:
         super().__init__()
         self.eps = config.norm_eps
         self.attention_norm = nn.Parameter(torch.ones(config.width))
-        self.attention = Attention(config, pattern, index=index)
+        self.attention = Attention(config, attend, index=index)
         self.feed_forward_norm = nn.Parameter(torch.ones(config.width))
         self.feed_forward = GatedFeedForward(config.width, config.hidden)
 
@@ -293,75 +294,50 @@ class Block(nn.Module):
 
 
 @final
-class Llama(nn.Module):
+class Llama(LanguageModel):
     """The language model: ids (B, L) → logits (B, L, vocabulary).
 
     pattern: one for all layers, or a list with one per layer; config.pattern if not given.
+    mechanism: likewise, how each layer looks; exact if not given.
 
     encodings: "absolute" rotates keys at their positions. "recounted" stores them unrotated and
     counts positions among the tokens that the cache has kept, so that writing can go on past the
     trained length; what it promises is in ``eyeline.caches.recount``.
 
-    Raises InvalidArgument if the number of patterns is not the number of layers.
+    Raises InvalidArgument if the number of patterns or mechanisms is not the number of layers,
+    and NotSupported for recounted encodings with a mechanism that keeps no keys.
     """
+
+    config: LlamaConfig
 
     def __init__(
         self,
         config: LlamaConfig,
         pattern: Pattern | Sequence[Pattern] | None = None,
         *,
+        mechanism: Recipe | Sequence[Recipe] | None = None,
         encodings: Encodings = "absolute",
     ) -> None:
-        super().__init__()
+        super().__init__(config, pattern, mechanism)
         if encodings not in ("absolute", "recounted"):
             raise InvalidArgument(f'encodings={encodings!r}: "absolute" or "recounted"')
-        self.config, self.encodings = config, encodings
-        chosen = _per_layer(pattern if pattern is not None else config.pattern, config.layers)
-        self.patterns = tuple(dict.fromkeys(chosen))
-        self.groups = tuple(self.patterns.index(each) for each in chosen)
+        self.encodings = encodings
         # Not nn.Embedding(…): on the meta device its normal_ imports a second's worth of modules.
         drawn = nn.init.uniform_(torch.empty(config.vocabulary, config.width), -0.03, 0.03)
         self.embedding = nn.Embedding.from_pretrained(drawn, freeze=False)
         self.layers = nn.ModuleList(
-            Block(config, each, index=self.groups[:layer].count(self.groups[layer]))
-            for layer, each in enumerate(chosen)
+            Block(config, made(recipe, each, config), index=self.number(layer))
+            for layer, (each, recipe) in enumerate(self.kinds)
         )
         self.norm = nn.Parameter(torch.ones(config.width))
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
+        if encodings == "recounted":
+            self._refuse_states()
 
-    def new_caches(self, batch: int = 1) -> list[Cache]:
-        """An empty cache for each of ``patterns``, in the embedding's dtype and on its device."""
-        return [
-            cache_for(
-                pattern,
-                layers=self.groups.count(group),
-                batch=batch,
-                num_kv_heads=self.config.kv_heads,
-                head_dim=self.config.head_dim,
-                dtype=self.embedding.weight.dtype,
-                device=self.embedding.weight.device,
-            )
-            for group, pattern in enumerate(self.patterns)
-        ]
-
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        q_tokens: Tokens | None = None,
-        caches: Sequence[Cache] | None = None,
-        last_only: bool = False,
-    ) -> Tensor:
-        """Logits of the token after each one: (B, L, vocabulary), or (B, 1, vocabulary).
-
-        q_tokens: where the ids stand; the positions that follow the caches if not given.
-        caches: from ``new_caches``, to read a text in steps. last_only: only for the last id.
-        """
-        hidden = self.hidden(ids, q_tokens=q_tokens, caches=caches)
-        logits: Tensor = self.head(hidden[:, -1:] if last_only else hidden)
-        return logits
+    def choices(self) -> dict[str, Any]:
+        return {**super().choices(), "encodings": self.encodings}
 
     def hidden(
         self,
@@ -370,78 +346,32 @@ class Llama(nn.Module):
         q_tokens: Tokens | None = None,
         caches: Sequence[Cache] | None = None,
     ) -> Tensor:
-        """What the head is applied to: (B, L, width)."""
-        steps = self._steps(ids, q_tokens, caches)
+        tokens, seen = self._advance(ids, q_tokens, caches)
+        steps = [self._step(tokens, k_tokens, cache) for cache, k_tokens in seen]
         x = self.embedding(ids)
         for group, layer in zip(self.groups, self.layers, strict=True):
             x = layer(x, steps[group])
         return rms_norm(x, self.norm, self.config.norm_eps)
 
-    def losses(self, ids: Tensor, *, q_tokens: Tokens | None = None, chunk: int = 256) -> Tensor:
-        """-log p(id i + 1 | ids up to i), in nats: (B, L) → float32 (B, L - 1).
-
-        Logits are made for ``chunk`` positions at a time. The exponential of the mean is the
-        perplexity.
-        """
-        hidden = self.hidden(ids, q_tokens=q_tokens)[:, :-1]
-        pieces = [
-            functional.cross_entropy(
-                self.head(hidden[:, start : start + chunk]).float().transpose(1, 2),
-                ids[:, 1 + start : 1 + start + chunk][:, : hidden.shape[1] - start],
-                reduction="none",
-            )
-            for start in range(0, hidden.shape[1], chunk)
-        ]
-        return torch.cat(pieces, 1) if pieces else hidden.new_zeros(ids.shape[0], 0).float()
-
-    def _steps(
-        self, ids: Tensor, q_tokens: Tokens | None, caches: Sequence[Cache] | None
-    ) -> list[Step]:
-        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise InvalidArgument(f"ids must be whole numbers (B, L), got {_named(ids)}")
-        if caches is not None and len(caches) != len(self.patterns):
-            raise InvalidArgument(
-                f"{len(caches)} caches for {len(self.patterns)} patterns: use model.new_caches()"
-            )
-        position = caches[0].position if caches else 0
-        tokens = q_tokens if q_tokens is not None else _following(position, ids.shape[1])
-        if tokens.length != ids.shape[1] or tokens.batch not in (None, ids.shape[0]):
-            raise InvalidArgument(
-                f"q_tokens {tuple(tokens.positions.shape)} for ids {tuple(ids.shape)}"
-            )
-        each = caches if caches is not None else [None] * len(self.patterns)
-        return [self._step(tokens, cache) for cache in each]
-
-    def _step(self, tokens: Tokens, cache: Cache | None) -> Step:
-        seen = cache.advance(tokens) if cache is not None else tokens
+    def _step(self, tokens: Tokens, k_tokens: Tokens, cache: Cache | None) -> Step:
         if self.encodings == "absolute":
-            return Step(tokens, seen, cache, self._tables(tokens.positions), None)
-        ranks = recount(tokens, seen)
-        return Step(tokens, seen, cache, self._tables(ranks.query), self._tables(ranks.key))
+            return Step(tokens, k_tokens, cache, self._tables(tokens.positions), None)
+        ranks = recount(tokens, k_tokens)
+        tables = self._tables(ranks.query), self._tables(ranks.key)
+        return Step(tokens, k_tokens, cache, *tables)
 
     def _tables(self, positions: Tensor) -> Tables:
         weight = self.embedding.weight
-        return self.config.rotary.tables(positions.to(weight.device), dtype=weight.dtype)
+        kind = weight.device.type
+        # Under autocast queries and keys have its type, and what is turned is to keep it.
+        lower = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if lower else weight.dtype
+        return self.config.rotary.tables(positions.to(weight.device), dtype=dtype)
 
-
-def _per_layer(pattern: Pattern | Sequence[Pattern], layers: int) -> list[Pattern]:
-    if isinstance(pattern, Pattern):
-        return [pattern] * layers
-    if len(pattern) != layers:
-        raise InvalidArgument(f"{len(pattern)} patterns for {layers} layers: one, or one each")
-    return list(pattern)
-
-
-def _following(position: int | Tensor, count: int) -> Tokens:
-    if isinstance(position, Tensor):
-        return Tokens(position + torch.arange(count))
-    # From the start, the very tokens that attention assumes, so that plans are shared.
-    return (
-        default_tokens(count, count)[0]
-        if position == 0
-        else Tokens.arange(position, position + count)
-    )
-
-
-def _named(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
+    def _refuse_states(self) -> None:
+        for layer in self.layers:
+            attend = cast(Block, layer).attention.attend
+            if hasattr(attend, "step"):
+                raise NotSupported(
+                    f"recounted encodings turn the keys that are kept, and {attend} keeps none"
+                )

@@ -2,6 +2,7 @@
 
 from eyeline.planning.blocks import block_mask as block_mask
 from eyeline.planning.cost import Cost as Cost
+from eyeline.planning.cost import Countable as Countable
 from eyeline.planning.cost import cost as cost
 from eyeline.planning.dense import dense_mask as dense_mask
 from eyeline.planning.pairs import pairs as pairs

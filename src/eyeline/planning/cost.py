@@ -1,19 +1,25 @@
-"""What attention under a pattern costs: exact counts, from the pairs that look."""
+"""What a call costs: exact counts, of a pattern, a mechanism or a layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 
-from eyeline.errors import InvalidArgument
+from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import Pattern
-from eyeline.planning.dense import described, settled
-from eyeline.planning.heads import rules
-from eyeline.planning.pairs import pairs
-from eyeline.planning.planner import plan
+from eyeline.planning.dense import described
+from eyeline.planning.work import Asked, Call, Work, of_pattern
 from eyeline.tokens import Tokens
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """A mechanism or layer that can say what a call of these sizes does."""
+
+    def work(self, asked: Asked) -> Work:
+        """What one call does. Raises InvalidArgument for sizes that it was not made for."""
 
 
 @final
@@ -24,7 +30,9 @@ class Cost:
     pairs: the pairs that look. computed: the pairs in the parts of the plan, allowed or not.
     dense_pairs: heads · L · S. flops, dense_flops: the arithmetic for ``pairs`` and for
     ``dense_pairs``. bytes: what is read and written at least. steps: how many of its operations
-    must wait for each other.
+    must wait for each other. computed_flops: the arithmetic that is made, for ``computed`` and
+    for whatever else a mechanism computes beyond its formula. projection_flops: of a layer's
+    projections, which are not in the others.
     """
 
     pairs: int
@@ -34,6 +42,18 @@ class Cost:
     dense_flops: int
     bytes: int
     steps: int
+    computed_flops: int
+    projection_flops: int = 0
+
+    @property
+    def multiplications(self) -> int:
+        """flops / 2: each comes with an addition."""
+        return self.flops // 2
+
+    @property
+    def projections(self) -> int:
+        """projection_flops / 2."""
+        return self.projection_flops // 2
 
     @property
     def share(self) -> float:
@@ -53,19 +73,23 @@ class Cost:
 
 
 def cost(
-    pattern: Pattern,
+    what: Pattern | Countable,
     length: int | None = None,
     key_length: int | None = None,
     *,
     q_tokens: Tokens | None = None,
     k_tokens: Tokens | None = None,
-    heads: int = 1,
-    head_dim: int = 64,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
     value_dim: int | None = None,
     dtype: torch.dtype = torch.float32,
     backward: bool = False,
 ) -> Cost:
     """flops = pairs · 2·(E + Ev), and with ``backward`` pairs · 2·(3E + 2Ev) more.
+
+    That is the cost of exact attention under a pattern; ``what`` may also be a mechanism or a
+    layer, whose multiplications are those of its own formula.
 
     E = head_dim, Ev = value_dim (E when omitted); a multiply-add counts as 2. Forward, a pair
     takes part in two products: q·k (E) and weight·v (Ev). Backward, in five: q·k again (E), the
@@ -76,52 +100,75 @@ def cost(
     bytes: each tensor once, as if whatever is needed again were still at hand. Forward reads q,
     k, v and writes the output and the log-sum-exp; backward reads these five and the output's
     gradient and writes three gradients. q, k, v and the output are of ``dtype``, the log-sum-exp
-    of float32 or wider. Keys and values have as many heads as queries.
+    of float32 or wider. Keys and values have kv_heads heads, as many as queries when omitted.
+    Mechanisms and layers read their parameters too, and keep no log-sum-exp.
 
     steps = 1: a query waits for no other query's result, whatever the length. Sums over keys
-    count as one step, as in Vaswani et al. 2017, table 1.
+    count as one step, as in Vaswani et al. 2017, table 1. A mechanism that reads tokens or chunks
+    one after another has as many.
 
-    length, key_length, tokens: one sequence, as for ``plan``. A pattern that differs per head is
-    counted head by head. Raises InvalidArgument for sizes below 1, a dtype that is not floating
-    point, a pattern that differs per batch row, and what ``plan`` refuses.
+    length, key_length, tokens: one sequence, as for ``plan``. heads: 1, and head_dim: 64, when
+    omitted, or what a mechanism or layer was made for. A pattern that differs per head is counted
+    head by head. Raises InvalidArgument for sizes below 1, a dtype that is not floating point, a
+    pattern that differs per batch row, sizes that a mechanism was not made for, and what ``plan``
+    refuses; NotSupported for the backward pass of mechanisms that are not exact attention.
     """
-    value_dim = value_dim if value_dim is not None else head_dim
-    _check(head_dim, value_dim, dtype)
-    q, k = described(pattern, length, key_length, q_tokens, k_tokens)
-    looking = computed = 0
-    for rule, count in rules(settled(pattern, q, k), heads):
-        looking += count * pairs(rule, q_tokens=q, k_tokens=k)
-        computed += count * plan(rule, q_tokens=q, k_tokens=k).area
-    dense = heads * q.length * k.length
-    products = head_dim + value_dim
-    if backward:
-        products += 3 * head_dim + 2 * value_dim
+    if not dtype.is_floating_point:
+        raise InvalidArgument(f"dtype={dtype}: attention needs a floating-point type")
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
+    if isinstance(what, Pattern):
+        q, k = described(what, length, key_length, q_tokens, k_tokens)
+        work = of_pattern(what, Asked(q.length, k.length, **sizes).call, q, k)
+    else:
+        work = _of_module(what, length, key_length, (q_tokens, k_tokens), sizes)
+    if backward and work.backward is None:
+        raise NotSupported(f"{type(what).__name__}: only its forward pass is counted")
+    return _cost(work, dtype, backward)
+
+
+def _of_module(
+    what: Countable,
+    length: int | None,
+    key_length: int | None,
+    tokens: tuple[Tokens | None, Tokens | None],
+    sizes: dict[str, int | None],
+) -> Work:
+    if not isinstance(what, Countable):
+        raise InvalidArgument(f"{type(what).__name__} is no pattern, and has no work to count")
+    if length is None or tokens != (None, None):
+        raise InvalidArgument("the cost of a mechanism or a layer is counted for a length")
+    return what.work(Asked(length, key_length, **sizes))
+
+
+def _cost(work: Work, dtype: torch.dtype, backward: bool) -> Cost:
+    call = work.call
+    dense, products = call.heads * call.length * call.key_length, call.products
+    more = 0
+    if backward and work.backward is not None:
+        products += 3 * call.head_dim + 2 * call.value_dim
+        more = work.backward
+    extra = work.computed_multiplications - work.computed * call.products
     return Cost(
-        pairs=looking,
-        computed=computed,
+        pairs=work.pairs,
+        computed=work.computed,
         dense_pairs=dense,
-        flops=2 * products * looking,
+        flops=2 * (work.multiplications + more),
         dense_flops=2 * products * dense,
-        bytes=heads * _traffic(q.length, k.length, head_dim, value_dim, dtype, backward),
-        steps=1,
+        bytes=_traffic(work, dtype, backward),
+        steps=work.steps,
+        computed_flops=2 * (work.computed * products + extra),
+        projection_flops=2 * work.projections,
     )
 
 
-def _check(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
-    for name, size in (("head_dim", head_dim), ("value_dim", value_dim)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidArgument(f"{name}={size!r}: a whole number from 1")
-    if not dtype.is_floating_point:
-        raise InvalidArgument(f"dtype={dtype}: attention needs a floating-point type")
-
-
-def _traffic(
-    queries: int, keys: int, head_dim: int, value_dim: int, dtype: torch.dtype, backward: bool
-) -> int:
-    """Bytes read and written for one head."""
-    inputs = dtype.itemsize * (queries * head_dim + keys * (head_dim + value_dim))
-    output = dtype.itemsize * queries * value_dim
-    lse = torch.promote_types(dtype, torch.float32).itemsize * queries
+def _traffic(work: Work, dtype: torch.dtype, backward: bool) -> int:
+    """Bytes read and written."""
+    if work.backward is None:
+        return dtype.itemsize * work.numbers
+    call: Call = work.call
+    output = dtype.itemsize * call.heads * call.length * call.value_dim
+    lse = torch.promote_types(dtype, torch.float32).itemsize * call.heads * call.length
+    inputs = dtype.itemsize * work.numbers - output
     forward = inputs + output + lse
     # Read again, with the output's gradient; the inputs' gradients are as large as they are.
     return forward + (forward + output + inputs if backward else 0)

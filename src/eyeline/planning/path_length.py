@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import And, Or, Pattern, SameDocument
@@ -20,8 +22,16 @@ LONGEST_SEARCH = 4096
 _ROWS = 256
 
 
+@runtime_checkable
+class HasPath(Protocol):
+    """A mechanism or layer that knows the longest path of layers that are all like it."""
+
+    def path(self, length: int) -> int:
+        """max over i, j of dist(i, j)."""
+
+
 def max_path_length(
-    pattern: Pattern,
+    pattern: Pattern | nn.Module,
     length: int | None = None,
     *,
     tokens: Tokens | None = None,
@@ -38,6 +48,9 @@ def max_path_length(
     length: n, for tokens at 0 … n - 1; or tokens: one sequence, for documents, pads and gaps.
     heads: for patterns that differ per head. A layer connects two tokens if any head does.
 
+    pattern: also a mechanism or a layer, whose tokens hear each other as it makes them; for one
+    with neither a pattern nor a path of its own NotSupported is raised.
+
     Full and causal: 1. A window of l neighbours: ⌈(n - 1) / l⌉. With global tokens: 2. Where a
     formula is proved it is used, at any length; else all paths are searched at once with
     sets of bits, in seconds, up to 4,096 tokens.
@@ -45,11 +58,29 @@ def max_path_length(
     Raises NotSupported for a longer sequence without a formula, and InvalidArgument for a
     pattern that differs per head without ``heads``, or per batch row.
     """
+    if not isinstance(pattern, Pattern):
+        found = _of_module(pattern, length, tokens)
+        if isinstance(found, int):
+            return found
+        pattern = found
     tokens = _sequence(pattern, length, tokens)
     rule = settled(_united(pattern, heads), tokens, tokens)
     if not tokens.length:
         return 0
     return _longest(rule, tokens)
+
+
+def _of_module(module: nn.Module, length: int | None, tokens: Tokens | None) -> int | Pattern:
+    """The path of a layer's mechanism, or the pattern that says it."""
+    looking = getattr(module, "mechanism", module)
+    if isinstance(looking, HasPath):
+        if length is None or tokens is not None:
+            raise InvalidArgument("the longest path of a mechanism or layer is that of a length")
+        return looking.path(length)
+    pattern = getattr(looking, "pattern", None)
+    if not isinstance(pattern, Pattern):
+        raise NotSupported(f"{type(looking).__name__} has neither a pattern nor a path")
+    return pattern
 
 
 def _sequence(pattern: Pattern, length: int | None, tokens: Tokens | None) -> Tokens:

@@ -1,0 +1,119 @@
+"""Decomposable attention: two sentences compared word by word, in any order (Parikh 2016)."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from eyeline.functional import attention
+from eyeline.functional.checks import probability
+from eyeline.layers.checks import check_input, check_sizes, check_tokens
+from eyeline.layers.ordering import nobody
+from eyeline.patterns import Full
+from eyeline.scores import OffsetBias
+from eyeline.tokens import Tokens, default_tokens
+
+
+@final
+class Decomposable(nn.Module):
+    """Attend, compare, aggregate: scores of ``classes`` relations between sentences a and b.
+
+    attend:    e_ij = F(a_i)ᵀ F(b_j);  β_i = Σ_j softmax_j(e_ij) b_j,  α_j = Σ_i softmax_i(e_ij) a_i
+    compare:   v_i = G([a_i; β_i]),  w_j = G([b_j; α_j])
+    aggregate: H([Σ_i v_i; Σ_j w_j]), then one linear map to the classes.
+
+    F, G, H: two layers with relu and dropout, ``attend``, ``compare`` and ``aggregate``, hidden
+    wide. intra: each word first looks at its own sentence, f_ij = F'(x_i)ᵀ F'(x_j) + d_{j-i}, and
+    becomes [x_i; Σ_j softmax_j(f_ij) x_j]; the trained d is one number from ``distance`` on, in
+    each direction (``bias``, an OffsetBias). Without it the order of words does not matter.
+
+    a (B, La, width), b (B, Lb, width) to (B, classes). Nobody (-1) is looked at by nobody and
+    counts 0 in the sums. La · Lb · (hidden + width) multiplications each way. Parikh et al. 2016,
+    "A Decomposable Attention Model for Natural Language Inference".
+
+    Raises InvalidArgument for sizes below 1 and a dropout that is not a probability below 1.
+    """
+
+    causality = "none"
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        classes: int,
+        intra: bool = False,
+        distance: int = 10,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_sizes(width=width, hidden=hidden, classes=classes, distance=distance)
+        dropout = probability("dropout", dropout)
+        self.width = width
+        self.intra = _network(width, hidden, dropout) if intra else None
+        self.bias = OffsetBias(1, distance) if intra else None
+        word = 2 * width if intra else width
+        self.attend = _network(word, hidden, dropout)
+        self.compare = _network(2 * word, hidden, dropout)
+        self.aggregate = _network(2 * hidden, hidden, dropout)
+        self.classify = nn.Linear(hidden, classes)
+
+    def forward(
+        self,
+        a: Tensor,
+        b: Tensor,
+        *,
+        a_tokens: Tokens | None = None,
+        b_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """(B, La, width) and (B, Lb, width) to (B, classes). Tokens: 0, 1, … each if not given."""
+        a, a_tokens = self._words("a", a, a_tokens)
+        b, b_tokens = self._words("b", b, b_tokens)
+        key_a, key_b = self.attend(a), self.attend(b)
+        beta = _looked(key_a, key_b, b, tokens=(a_tokens, b_tokens))
+        alpha = _looked(key_b, key_a, a, tokens=(b_tokens, a_tokens))
+        sums = self._compared(a, beta, a_tokens), self._compared(b, alpha, b_tokens)
+        scores: Tensor = self.classify(self.aggregate(torch.cat(sums, -1)))
+        return scores
+
+    def _words(self, name: str, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tokens]:
+        """The words, nobody as true zeros, with what they saw of their own sentence."""
+        check_input(name, x, self.width, self.classify.weight)
+        if tokens is None:
+            tokens = default_tokens(x.shape[1], x.shape[1])[0]
+        check_tokens(f"{name}_tokens", tokens, *x.shape[:2])
+        x = x.masked_fill(nobody(tokens, x.device)[..., None], 0.0)
+        if self.intra is None:
+            return x, tokens
+        key = self.intra(x)
+        own = _looked(key, key, x, tokens=(tokens, tokens), bias=self.bias)
+        return torch.cat((x, own), -1), tokens
+
+    def _compared(self, own: Tensor, other: Tensor, tokens: Tokens) -> Tensor:
+        compared: Tensor = self.compare(torch.cat((own, other), -1))
+        return compared.masked_fill(nobody(tokens, own.device)[..., None], 0.0).sum(1)
+
+
+def _looked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    tokens: tuple[Tokens, Tokens],
+    bias: OffsetBias | None = None,
+) -> Tensor:
+    """softmax(query keyᵀ + bias) value, as one head with no scale."""
+    q, k, v = (x[:, None] for x in (query, key, value))
+    out = attention(
+        q, k, v, Full(), score_mod=bias, scale=1.0, q_tokens=tokens[0], k_tokens=tokens[1]
+    )
+    return out.squeeze(1)
+
+
+def _network(inward: int, hidden: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Dropout(dropout), nn.Linear(inward, hidden), nn.ReLU(),
+        nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU(),
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""Attention that looks less at what it has looked at, and at what it has written (Paulus 2017)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from eyeline.errors import NotSupported
+from eyeline.functional import attention, attention_weights
+from eyeline.layers.checks import check_input, check_sizes, check_tokens
+from eyeline.layers.ordering import nobody, order_of
+from eyeline.patterns import Causal, Window
+from eyeline.tokens import Tokens
+
+# The logarithm of a sum of nothing. Finite, since -inf - -inf has no derivative.
+_NOTHING = -1e30
+_EARLIER = Causal() & ~Window(0, 0)
+
+
+class TemporalState(NamedTuple):
+    """total (B, S): log Σ exp(e_ji) over all decoder steps j so far; -1e30 before the first."""
+
+    total: Tensor
+
+
+class Looked(NamedTuple):
+    """context c (B, T, memory_width), weights α (B, T, S), and the state after the last step."""
+
+    context: Tensor
+    weights: Tensor
+    state: TemporalState
+
+
+@final
+class IntraTemporal(nn.Module):
+    """Encoder attention in which a word's score is divided by what it was given before.
+
+    e_ti = h_tᵀ W m_i;  e'_ti = exp(e_ti) at the first step, exp(e_ti) / Σ_{j<t} exp(e_ji) after;
+    α_ti = e'_ti / Σ_i e'_ti;  c_t = Σ_i α_ti m_i.
+
+    Queries h (B, T, width) are decoder states in the order of their positions, memory m (B, S,
+    memory_width) the encoder's; W is ``project``. All is computed of logarithms, log e' = e -
+    log Σ exp(e), so no score is too large. Many steps at once and step by step with ``state``
+    give the same. Nobody (-1) is not looked at, looks at nobody, gets 0, and adds nothing to the
+    sums. No past output depends on later queries. T·S·(width + memory_width) multiplications;
+    memory T·S. Paulus, Xiong & Socher 2017, "A Deep Reinforced Model for Abstractive
+    Summarization".
+
+    Raises InvalidArgument for sizes below 1, NotSupported for documents.
+    """
+
+    causality = "functional"
+
+    def __init__(self, width: int, *, memory_width: int | None = None) -> None:
+        super().__init__()
+        memory_width = memory_width if memory_width is not None else width
+        check_sizes(width=width, memory_width=memory_width)
+        self.width, self.memory_width = width, memory_width
+        self.project = nn.Linear(memory_width, width, bias=False)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+        state: TemporalState | None = None,
+    ) -> Looked:
+        """(B, T, width) and (B, S, memory_width) to contexts. state: None before the first step."""
+        check_input("query", query, self.width, self.project.weight)
+        check_input("memory", memory, self.memory_width, self.project.weight)
+        order = order_of("intra-temporal attention", query, q_tokens)
+        unseen = _unseen(memory, k_tokens)
+        memory = memory.masked_fill(unseen[..., None], 0.0)
+        score = order.take(query) @ self.project(memory).mT
+        there = order.there(query)
+        counted = score if there is None else score.masked_fill(~there[..., None], _NOTHING)
+        start = state.total if state is not None else torch.full_like(score[:, 0], _NOTHING)
+        sums = torch.cat((start[:, None], counted), 1).logcumsumexp(1)
+        before = sums[:, :-1]
+        score = score - before.masked_fill(before < _NOTHING / 2, 0.0)
+        weight = score.masked_fill(unseen[:, None], _NOTHING).softmax(-1)
+        weight = order.back(weight.masked_fill(unseen[:, None], 0.0))
+        return Looked(weight @ memory, weight, TemporalState(sums[:, -1]))
+
+
+@final
+class IntraDecoder(nn.Module):
+    """e_tt' = h_tᵀ W h_t' over the decoder states before t; c_t = Σ_t' softmax(e)_t' h_t'; c_1 = 0.
+
+    It is ``attention`` under causal & ~window(0, 0) with one head and no scale: a query sees only
+    what was written before it. W is ``project``. Step by step the last state is the query and
+    all states so far are the keys. Nobody (-1) is not seen and gets 0. Paulus et al. 2017.
+
+    Raises InvalidArgument for a width below 1.
+    """
+
+    causality = "functional"
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        check_sizes(width=width)
+        self.width = width
+        self.project = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """(B, T, width), the last of key (B, S, width) or the keys themselves, to (B, T, width)."""
+        q, k, k_tokens = self._heads(query, key, q_tokens, k_tokens)
+        out = attention(
+            q, self.project(k), k, _EARLIER, scale=1.0, q_tokens=q_tokens, k_tokens=k_tokens
+        )
+        return out.squeeze(1)
+
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """softmax(e), (B, T, S)."""
+        q, k, k_tokens = self._heads(query, key, q_tokens, k_tokens)
+        out = attention_weights(
+            q, self.project(k), _EARLIER, scale=1.0, q_tokens=q_tokens, k_tokens=k_tokens
+        )
+        return out.squeeze(1)
+
+    def _heads(
+        self, query: Tensor, key: Tensor | None, q_tokens: Tokens | None, k_tokens: Tokens | None
+    ) -> tuple[Tensor, Tensor, Tokens | None]:
+        """Both as one head; the keys' tokens are the queries' where they are the same."""
+        key = key if key is not None else query
+        for name, x in (("query", query), ("key", key)):
+            check_input(name, x, self.width, self.project.weight)
+        k_tokens = k_tokens if k_tokens is not None or key is not query else q_tokens
+        return query[:, None], key[:, None], k_tokens
+
+
+def _unseen(memory: Tensor, tokens: Tokens | None) -> Tensor:
+    """bool (1 or B, S)."""
+    if tokens is None:
+        return torch.zeros(1, memory.shape[1], dtype=torch.bool, device=memory.device)
+    check_tokens("k_tokens", tokens, *memory.shape[:2])
+    if tokens.documents is not None:
+        raise NotSupported("intra-temporal attention would carry one document to the next")
+    return nobody(tokens, memory.device)

@@ -1,0 +1,209 @@
+"""The lines of the table that compares everything: mechanisms and layers by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.layers import Convolution, MultiHeadAttention, Recurrent
+from eyeline.layers.ancestors import LSTMN
+from eyeline.mechanisms.recipes import Heads, Option, Recipe, word_and_options
+from eyeline.patterns import Causal, Full, Pattern, parse
+from eyeline.planning.path_dilated import dilated_path
+from eyeline.planning.work import Asked, Work
+
+DILATED = "dilated_convolution"
+Options = tuple[tuple[str, Option], ...]
+
+
+def _dilated(width: int, kernel: int = 3, *, causal: bool = False) -> Convolution:
+    """The first layer of a stack whose gaps grow; see ``Kind.at``."""
+    return Convolution(width, kernel, causal=causal)
+
+
+LAYERS: Mapping[str, Any] = {
+    "convolution": Convolution,
+    DILATED: _dilated,
+    "recurrent": Recurrent,
+    "lstmn": LSTMN,
+}
+"""Layers that are no attention, by name: made for a width, with options."""
+
+
+@final
+@dataclass(frozen=True)
+class Kind:
+    """A mechanism under a pattern, or another layer: ``linear(feature_map=relu)``, ``recurrent``.
+
+    Linformer without a length is made for the one it is asked at. Raises InvalidArgument for a
+    name or options that do not exist, and NotSupported for a pattern that cannot be honoured.
+    """
+
+    name: str
+    options: Options = ()
+    pattern: Pattern = Full()
+
+    def __post_init__(self) -> None:
+        if self.name in LAYERS:
+            self._check_layer()
+        else:
+            _recipe(self, 1)
+
+    @property
+    def label(self) -> str:
+        """As it is shown: the pattern alone for exact attention."""
+        if self.name == "exact":
+            return str(self.pattern)
+        return self.text if self.pattern == Full() else f"{self.text} under {self.pattern}"
+
+    @property
+    def text(self) -> str:
+        """What ``kind`` reads, without the pattern."""
+        listed = ", ".join(f"{name}={_shown(value)}" for name, value in self.options)
+        return f"{self.name}({listed})" if listed else self.name
+
+    def square_bytes(self, length: int, heads: Heads, *, backward: bool) -> int:
+        """What it holds of the order of length², in float32; 0 where memory is linear."""
+        width = heads.num_heads * heads.head_dim
+        if self.name == "additive":  # scores and weights, and the slopes of both
+            return length**2 * heads.num_heads * 4 * (4 if backward else 2)
+        if self.name == "lstmn":  # all states so far, stacked anew for each token
+            return length**2 * 4 * (1 + (2 * width if backward else 0))
+        return 0
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether it takes queries, keys and values, and not tokens."""
+        return self.name not in LAYERS
+
+    def layer(self, width: int, heads: int, length: int) -> nn.Module:
+        """The whole layer, with projections where it is attention: (B, L, width) to the same."""
+        if not self.has_heads:
+            return self._layer(width, length)
+        if width % heads:
+            raise InvalidArgument(f"a width of {width} cannot be {heads} heads")
+        mechanism = self.mechanism(Heads(heads, heads, width // heads), length)
+        return MultiHeadAttention(width, heads, mechanism=mechanism)
+
+    def mechanism(self, heads: Heads, length: int) -> nn.Module:
+        """The mechanism alone."""
+        return _recipe(self, length).make(self.pattern, heads)
+
+    def call(self, heads: Heads, length: int, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """What is timed: called with query, key and value (B, H, L, E)."""
+        if self.has_heads:
+            return self.mechanism(heads, length).to(dtype)
+        return _OnTokens(self._layer(heads.num_heads * heads.head_dim, length)).to(dtype)
+
+    def work(self, length: int, width: int, heads: int) -> Work:
+        """What the layer does at a length."""
+        layer = self.layer(width, heads, length if self.has_heads else 1)
+        found: Work = layer.work(Asked(length))  # type: ignore[operator]
+        return found
+
+    def path(self, length: int, heads: int) -> int:
+        """Layers of this kind until all have heard of all they can; see ``max_path_length``."""
+        from eyeline.planning import max_path_length
+
+        if self.name == DILATED:
+            left, right = _ways(self._layer(1, 1))
+            return dilated_path(left, right, length)
+        if not self.has_heads:
+            return max_path_length(self._layer(1, 1), length)
+        heads_of_one = Heads(heads, heads, 2)
+        return max_path_length(self.mechanism(heads_of_one, length), length, heads=heads)
+
+    def _layer(self, width: int, length: int) -> nn.Module:
+        made: nn.Module = LAYERS[self.name](width, **dict(self.options))
+        if self.name == DILATED and isinstance(made, Convolution):
+            # The last of the layers that the length needs, whose gap is widest.
+            left, right = _ways(made)
+            base = 1 + min(way for way in (left, right, left + right) if way > 0)
+            gap = base ** max(dilated_path(left, right, length) - 1, 0)
+            kernel = len(made.offsets)
+            return Convolution(width, kernel, dilation=gap, causal=made.causal)
+        return made
+
+    def _check_layer(self) -> None:
+        taken = list(inspect.signature(LAYERS[self.name]).parameters)[1:]
+        for name, _ in self.options:
+            if name not in taken:
+                raise InvalidArgument(f"{self.name} has no {name}; it takes {', '.join(taken)}")
+        if self.pattern != Full():
+            raise NotSupported(f"{self.name} is no attention, and cannot honour {self.pattern}")
+        try:
+            made = self._layer(1, 1)
+        except TypeError as error:
+            raise InvalidArgument(f"{self.label}: {error}") from None
+        if self.name == DILATED and not any(_ways(made)):
+            raise InvalidArgument(f"{self.label}: a kernel of 1 reaches nobody")
+
+
+def kind(text: str, pattern: Pattern = Full()) -> Kind:
+    """From ``linformer(k=256)``. Raises InvalidArgument with what was read."""
+    name, options = word_and_options(text)
+    return Kind(name, options, pattern)
+
+
+def standard(length: int) -> tuple[Kind, ...]:
+    """A line for each mechanism and layer, with the settings their papers and users have."""
+    stride = max(round(length**0.5), 1)
+    exact = [
+        Full(), Causal(), parse("sliding_window(256)"),
+        parse(f"sparse_transformer({stride})"),
+        parse(f"sparse_transformer({stride}, fixed, {max(stride // 16, 1)})"),
+        parse("longformer(128, 16)"), parse("bigbird(64, 3, 2)"), parse("streaming(252, 4)"),
+    ]  # fmt: skip
+    others = [
+        "additive", "linformer(k=256)", "compressed(factor=4)", "compressed(factor=4, by=mean)",
+        "linear", "linear(feature_map=relu)", "linear(feature_map=favor)",
+    ]  # fmt: skip
+    causal = ["linear", "linear(feature_map=favor)"]
+    layers = ["convolution(kernel=7)", f"{DILATED}(kernel=3)", "recurrent", "lstmn"]
+    return (
+        *(kind(text) for text in layers),
+        *(Kind("exact", (), pattern) for pattern in exact),
+        *(kind(text) for text in others),
+        *(kind(text, Causal()) for text in causal),
+    )
+
+
+class _OnTokens(nn.Module):
+    """A layer of tokens, called with queries (B, H, L, E), whose heads are side by side."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out: Tensor = self.layer(query.transpose(1, 2).flatten(2))
+        heads: Tensor = out.unflatten(2, (query.shape[1], -1)).transpose(1, 2)
+        return heads
+
+
+def _recipe(of: Kind, length: int) -> Recipe:
+    if of.name == "linformer" and "length" not in dict(of.options):
+        of_length: Sequence[tuple[str, Option]] = (("length", length), *of.options)
+        return Recipe(of.name, tuple(of_length))
+    try:
+        return Recipe(of.name, of.options)
+    except InvalidArgument as error:
+        if "there is no mechanism" not in str(error):
+            raise
+        raise InvalidArgument(f"{error}, {', '.join(LAYERS)}") from None
+
+
+def _ways(layer: nn.Module) -> tuple[int, int]:
+    """How many neighbours a convolution without gaps takes on each side."""
+    assert isinstance(layer, Convolution)
+    return -layer.offsets[0], layer.offsets[-1]
+
+
+def _shown(value: Option) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,88 @@
+"""k-means of keys: a few centres that stand for all of them, each with the mean of its values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyeline.mechanisms.places import Places
+
+# So many products of keys and centres are held at once, at most.
+_PRODUCTS = 1 << 22
+
+
+class Centroids(NamedTuple):
+    """key (B, Hk, C, E), value (B, Hk, C, Ev), and size (B, Hk, C): how many keys each stands for.
+
+    Where nobody chose a centre its size is 0, and so are its key and value.
+    """
+
+    key: Tensor
+    value: Tensor
+    size: Tensor
+
+
+def centroids(key: Tensor, value: Tensor, order: Places, factor: int, rounds: int) -> Centroids:
+    """⌈n / factor⌉ clusters of a row's n keys (B, Hk, S, E), by Lloyd's algorithm.
+
+    The first centres are keys evenly spaced in the order of positions. In each round every key
+    goes to the nearest centre (Euclid; of equal ones the first), and each centre to the mean of
+    its keys. After the rounds keys choose once more. Which key chooses what has no gradient; means
+    do. Nothing is drawn by chance. Sums of half types are float32.
+    """
+    keys, values = order.take(key), order.take(value)
+    real = order.real[:, None].expand(key.shape[0], key.shape[1], -1)
+    with torch.no_grad():
+        chosen = _chosen(keys.to(_wide(key)), real, factor, rounds)
+    count = -(-keys.shape[2] // factor)
+    size = _sums(real.to(_wide(key))[..., None], chosen, count)
+    shared = size.clamp(min=1)
+    means = [_sums(x.to(_wide(x)), chosen, count).div(shared).to(x.dtype) for x in (keys, values)]
+    return Centroids(means[0], means[1], size.squeeze(-1))
+
+
+def _chosen(keys: Tensor, real: Tensor, factor: int, rounds: int) -> Tensor:
+    """Which centre each key goes to, (B, Hk, n); nobody goes beyond the last one."""
+    if not keys.shape[2]:
+        return real.long()
+    centres, live = _first(keys, real, factor)
+    count = live.shape[-1]
+    for _ in range(rounds):
+        nearest = _nearest(keys, centres, live).masked_fill(~real, count)
+        size = _sums(real.to(keys.dtype)[..., None], nearest, count)
+        means = _sums(keys, nearest, count) / size.clamp(min=1)
+        centres = torch.where(size > 0, means, centres)
+    return _nearest(keys, centres, live).masked_fill(~real, count)
+
+
+def _first(keys: Tensor, real: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """Evenly spaced keys, (B, Hk, C, E), and which of the C places a row uses, (B, Hk, C)."""
+    there = real.sum(-1, keepdim=True)
+    used = (there + factor - 1) // factor
+    place = torch.arange(-(-keys.shape[2] // factor), device=keys.device)
+    live = place < used
+    slot = ((2 * place + 1) * there // (2 * used).clamp(min=1)).masked_fill(~live, 0)
+    return keys.gather(2, slot[..., None].expand(-1, -1, -1, keys.shape[3])), live
+
+
+def _nearest(keys: Tensor, centres: Tensor, live: Tensor) -> Tensor:
+    """argmin_c |k - c|² = argmax_c k·c - |c|²/2, a few keys at a time."""
+    shift = (centres.square().sum(-1) / 2).masked_fill(~live, torch.inf)[:, :, None]
+    a_row = max(centres.shape[0] * centres.shape[1] * centres.shape[2], 1)
+    parts = keys.split(max(_PRODUCTS // a_row, 1), 2)
+    return torch.cat([(x @ centres.mT - shift).argmax(-1) for x in parts], 2)
+
+
+def _sums(x: Tensor, chosen: Tensor, count: int) -> Tensor:
+    """Σ x (B, Hk, n, E) of those who chose each centre, (B, Hk, count, E)."""
+    row = torch.arange(chosen.shape[0] * chosen.shape[1], device=x.device)[:, None]
+    index = (row * (count + 1) + chosen.flatten(0, 1)).flatten()
+    sums = x.new_zeros(len(row) * (count + 1), x.shape[3])
+    sums = sums.index_add(0, index, x.flatten(0, 2))
+    return sums.view(*chosen.shape[:2], count + 1, -1)[:, :, :count]
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

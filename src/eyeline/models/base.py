@@ -1,0 +1,270 @@
+"""What models of all families share, and what language models do alike: caches, ids, losses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from eyeline.caches import Cache
+from eyeline.errors import InvalidArgument
+from eyeline.layers.cached import cache_of, following
+from eyeline.mechanisms import Heads, Recipe
+from eyeline.patterns import Pattern
+from eyeline.tokens import Tokens
+
+Encodings = Literal["absolute", "recounted"]
+Form = Literal["huggingface", "gguf"]
+
+
+class Part(NamedTuple):
+    """A tensor of a file.
+
+    pairs: its rows hold that many heads with interleaved rotary pairs. transposed: it is stored
+    as (in, out).
+    """
+
+    name: str
+    pairs: int = 0
+    transposed: bool = False
+
+
+Names = Mapping[str, Sequence[Part]]
+"""For each parameter of a model the file's tensors that it consists of, stacked by rows."""
+
+
+class Model(nn.Module, ABC):
+    """A model that can be saved and made again: ``type(m)(m.config, **m.choices())``.
+
+    config: a frozen dataclass of sizes, numbers and words.
+    """
+
+    config: Any
+
+    @abstractmethod
+    def choices(self) -> dict[str, Any]:
+        """What else it was made with, by the names of its constructor's arguments.
+
+        A name that ends in "pattern" holds a pattern or a tuple of them, "mechanism" a recipe or
+        a tuple of them; all else are words, numbers and None.
+        """
+
+
+class LanguageConfig(Protocol):
+    """What is asked of the sizes of a language model."""
+
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def trained_length(self) -> int:
+        """How many positions it was trained on."""
+        ...
+
+    @property
+    def pattern(self) -> Pattern:
+        """Who looked at whom when it was trained."""
+        ...
+
+
+class LanguageModel(Model):
+    """ids (B, L) → logits (B, L, vocabulary) of the token after each one, at once or in steps.
+
+    A model has ``embedding``, ``layers`` whose ``attention.attend`` is the mechanism, ``head``,
+    and ``hidden``. Layers with equal pattern and mechanism share a cache and a step's tokens:
+    ``groups[layer]`` is the place of theirs in ``patterns`` and in the list of caches.
+    """
+
+    config: LanguageConfig
+    encodings: Encodings = "absolute"
+    embedding: nn.Embedding
+    layers: nn.ModuleList
+    head: nn.Module
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        pattern: Pattern | Sequence[Pattern] | None,
+        mechanism: Recipe | Sequence[Recipe] | None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        patterns = per_layer("patterns", pattern, config.layers, default=config.pattern)
+        recipes = per_layer("mechanisms", mechanism, config.layers, default=Recipe())
+        self.kinds = list(zip(patterns, recipes, strict=True))
+        order = list(dict.fromkeys(self.kinds))
+        self.patterns = tuple(pattern for pattern, _ in order)
+        self.groups = tuple(order.index(kind) for kind in self.kinds)
+
+    def choices(self) -> dict[str, Any]:
+        patterns, recipes = zip(*self.kinds, strict=True)
+        return {"pattern": patterns, "mechanism": recipes}
+
+    @property
+    def longest(self) -> int | None:
+        """How many positions there are; None if the model can always read on."""
+        return None
+
+    def number(self, layer: int) -> int:
+        """The number of a layer in the cache that it shares."""
+        return self.groups[:layer].count(self.groups[layer])
+
+    def new_caches(self, batch: int = 1) -> list[Cache]:
+        """An empty cache for each of ``patterns``, in the embedding's dtype and on its device.
+
+        Raises NotSupported for a mechanism that does not read in steps.
+        """
+        weight = self.embedding.weight
+        return [
+            cache_of(
+                cast(Any, self.layers[self.groups.index(group)]).attention.attend,
+                layers=self.groups.count(group),
+                batch=batch,
+                num_kv_heads=self.config.kv_heads,
+                head_dim=self.config.head_dim,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+            for group in range(len(self.patterns))
+        ]
+
+    @abstractmethod
+    def hidden(
+        self,
+        ids: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        caches: Sequence[Cache] | None = None,
+    ) -> Tensor:
+        """What the head is applied to: (B, L, width)."""
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        caches: Sequence[Cache] | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Logits of the token after each one: (B, L, vocabulary), or (B, 1, vocabulary).
+
+        q_tokens: where the ids stand; the positions that follow the caches if not given.
+        caches: from ``new_caches``, to read a text in steps. last_only: only for the last id.
+        """
+        hidden = self.hidden(ids, q_tokens=q_tokens, caches=caches)
+        logits: Tensor = self.head(hidden[:, -1:] if last_only else hidden)
+        return logits
+
+    def losses(self, ids: Tensor, *, q_tokens: Tokens | None = None, chunk: int = 256) -> Tensor:
+        """-log p(id i + 1 | ids up to i), in nats: (B, L) → float32 (B, L - 1).
+
+        Logits are made for ``chunk`` positions at a time. The exponential of the mean is the
+        perplexity.
+        """
+        hidden = self.hidden(ids, q_tokens=q_tokens)[:, :-1]
+        pieces = [
+            functional.cross_entropy(
+                self.head(hidden[:, start : start + chunk]).float().transpose(1, 2),
+                ids[:, 1 + start : 1 + start + chunk][:, : hidden.shape[1] - start],
+                reduction="none",
+            )
+            for start in range(0, hidden.shape[1], chunk)
+        ]
+        return torch.cat(pieces, 1) if pieces else hidden.new_zeros(ids.shape[0], 0).float()
+
+    def _advance(
+        self, ids: Tensor, q_tokens: Tokens | None, caches: Sequence[Cache] | None
+    ) -> tuple[Tokens, list[tuple[Cache | None, Tokens]]]:
+        """The step's tokens; for each group its cache, and the tokens of the keys looked at."""
+        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+            raise InvalidArgument(f"ids must be whole numbers (B, L), got {_named(ids)}")
+        if caches is not None and len(caches) != len(self.patterns):
+            raise InvalidArgument(
+                f"{len(caches)} caches for {len(self.patterns)} patterns: use model.new_caches()"
+            )
+        position = caches[0].position if caches else 0
+        tokens = q_tokens if q_tokens is not None else following(position, ids.shape[1])
+        if tokens.length != ids.shape[1] or tokens.batch not in (None, ids.shape[0]):
+            raise InvalidArgument(
+                f"q_tokens {tuple(tokens.positions.shape)} for ids {tuple(ids.shape)}"
+            )
+        self._check_tokens(tokens)
+        if caches is None:
+            return tokens, [(None, tokens)] * len(self.patterns)
+        return tokens, [(cache, cache.advance(tokens)) for cache in caches]
+
+    def _check_tokens(self, tokens: Tokens) -> None:
+        """Raises InvalidArgument past the last position, before a cache has taken the tokens.
+
+        Looks at positions on a CPU only, and not while a graph is compiled.
+        """
+        positions, longest = tokens.positions, self.longest
+        if longest is None or not positions.numel() or positions.device.type != "cpu":
+            return
+        if not torch.compiler.is_compiling() and int(positions.max()) >= longest:
+            raise InvalidArgument(
+                f"position {int(positions.max()):,}: this model has learned the positions 0 to "
+                f"{longest - 1:,} and there is nothing beyond; give a shorter text"
+            )
+
+
+def made(
+    recipe: Recipe, pattern: Pattern, config: LanguageConfig, *, dropout: float = 0.0
+) -> nn.Module:
+    """The mechanism of a layer, with weights even where a model is only sketched ("meta").
+
+    They are few, and files of other libraries do not hold them. Raises as ``Recipe.make`` does,
+    and InvalidArgument for what was made for other heads.
+    """
+    heads = Heads(config.heads, config.kv_heads, config.head_dim)
+    with really():
+        mechanism = recipe.make(pattern, heads, dropout=dropout)
+    check = getattr(mechanism, "check", None)
+    if check is not None:
+        check(config.heads, config.kv_heads, config.head_dim)
+    return mechanism
+
+
+def really() -> AbstractContextManager[object]:
+    """A context in which tensors are made on the CPU where they would be on "meta"."""
+    sketched = torch.get_default_device().type == "meta"
+    return torch.device("cpu") if sketched else nullcontext()
+
+
+def drawn(*shape: int, std: float) -> Tensor:
+    """A tensor from N(0, std²); on "meta" only its shape, since drawing there takes a second."""
+    empty = torch.empty(*shape)
+    return empty if empty.is_meta else nn.init.normal_(empty, std=std)
+
+
+def per_layer(name: str, values: Any, layers: int, *, default: Any) -> list[Any]:
+    """One for all layers, or one each. Raises InvalidArgument for another number of them."""
+    values = values if values is not None else default
+    if not isinstance(values, (list, tuple)):
+        return [values] * layers
+    if len(values) != layers:
+        raise InvalidArgument(f"{len(values)} {name} for {layers} layers: one, or one each")
+    return list(values)
+
+
+def half_split(weight: Tensor, heads: int) -> Tensor:
+    """Rows (heads · E, …) with pairs (2j, 2j + 1) reordered to pairs (j, j + E / 2)."""
+    return weight.reshape(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def _named(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"

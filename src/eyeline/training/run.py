@@ -1,0 +1,161 @@
+"""A training run as a value: all that decides what comes out, as it is stored in run.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, final
+
+from eyeline.errors import CheckpointError, InvalidArgument
+
+TaskName = Literal["lm", "mlm", "classify", "seq2seq"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model. pattern: texts, one for all layers or one each; none is the family's own.
+
+    length: the longest sequence, in tokens. mechanism: a recipe's text, for all layers.
+    """
+
+    family: str
+    layers: int
+    width: int
+    heads: int
+    length: int
+    pattern: tuple[str, ...] = ()
+    mechanism: str = "exact"
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The data. validation: the share that is held out, if no file of held-out data is given.
+
+    columns: of a table, by number from 1, or by the names that its first line gives them.
+    tokenizer: "bytes", or the path of a tokenizer.json or of a folder with one.
+    """
+
+    files: tuple[str, ...]
+    held_out: str | None = None
+    validation: float = 0.05
+    columns: tuple[str, str] = ("1", "2")
+    tokenizer: str = "bytes"
+
+
+@dataclass(frozen=True)
+class Course:
+    """How it is trained. batch_tokens: of one step, pads included, over all processes.
+
+    rate: the highest learning rate, reached after ``warmup`` steps. clip: gradients are scaled
+    down to this norm.
+    """
+
+    steps: int
+    batch_tokens: int
+    rate: float
+    warmup: int
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    precision: Precision = "float32"
+    seed: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """Task, model, data and course together. Raises InvalidArgument for values out of range."""
+
+    task: TaskName
+    shape: Shape
+    source: Source
+    course: Course
+
+    def __post_init__(self) -> None:
+        _check_shape(self.shape)
+        _check_course(self.course)
+        if not 0.0 <= self.source.validation < 1.0:
+            raise InvalidArgument(f"validation={self.source.validation:g}: a share from 0 to 1")
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, the same that ``from_json`` reads."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Run:
+        """The inverse of ``as_json``. Raises CheckpointError for what it does not know."""
+        try:
+            return Run(
+                task=values["task"],
+                shape=Shape(**_tuples(values["shape"])),
+                source=Source(**_tuples(values["source"])),
+                course=Course(**_tuples(values["course"])),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"run.json is not what a training run writes: {error}") from None
+
+    def check_resumes(self, stored: Run) -> None:
+        """Raise InvalidArgument, with both values, if this is not the stored run.
+
+        The number of steps may be another: what is still to come then follows the new schedule.
+        Files may lie elsewhere: that they hold the same is found out when they are read.
+        """
+        mine = replace(
+            self,
+            course=replace(self.course, steps=stored.course.steps),
+            source=replace(self.source, files=stored.source.files, held_out=stored.source.held_out),
+        )
+        told = dict(_flat(stored))
+        wrong = [
+            f"{name}: {_text(told[name])} there, {_text(value)} asked for"
+            for name, value in _flat(mine)
+            if value != told[name]
+        ]
+        if wrong:
+            raise InvalidArgument(f"this run cannot be resumed as another one: {'; '.join(wrong)}")
+
+
+def _flat(run: Run) -> Iterator[tuple[str, object]]:
+    yield "task", run.task
+    for part in (run.shape, run.source, run.course):
+        for field in fields(part):
+            yield field.name, getattr(part, field.name)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return "; ".join(map(str, value)) if value else "none given"
+    return str(value)
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def _check_shape(shape: Shape) -> None:
+    for name in ("layers", "width", "heads"):
+        if getattr(shape, name) < 1:
+            raise InvalidArgument(f"{name}={getattr(shape, name)}: at least 1")
+    if shape.length < 2:
+        raise InvalidArgument(f"length={shape.length}: at least 2 tokens")
+    if shape.width % shape.heads:
+        raise InvalidArgument(
+            f"width {shape.width} is not divisible by {shape.heads} heads; for instance width "
+            f"{shape.width // shape.heads * shape.heads or shape.heads} is"
+        )
+    if not 0.0 <= shape.dropout < 1.0:
+        raise InvalidArgument(f"dropout={shape.dropout:g}: a probability below 1")
+
+
+def _check_course(course: Course) -> None:
+    for name in ("steps", "batch_tokens"):
+        if getattr(course, name) < 1:
+            raise InvalidArgument(f"{name}={getattr(course, name)}: at least 1")
+    for name in ("rate", "clip"):
+        if not 0.0 < getattr(course, name) < float("inf"):
+            raise InvalidArgument(f"{name}={getattr(course, name):g}: more than 0")
+    if course.weight_decay < 0 or course.warmup < 0:
+        raise InvalidArgument("weight_decay and warmup are at least 0")
+    if course.precision not in ("float32", "bfloat16"):
+        raise InvalidArgument(f'precision={course.precision!r}: "float32" or "bfloat16"')

@@ -1,0 +1,101 @@
+"""One step of training after another, in memory: what the loop, checkpoints and tests drive."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from eyeline.errors import EyelineError
+from eyeline.training.optimizer import adamw
+from eyeline.training.processes import ALONE, Processes
+from eyeline.training.run import Course
+from eyeline.training.schedule import rate_at
+from eyeline.training.seeds import mixed
+from eyeline.training.task import Task
+
+
+class Diverged(EyelineError):
+    """The loss or the gradients became NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step: loss, the mean over its targets in nats; norm of the gradients before clipping.
+
+    stop: a process asks to stop after this step.
+    """
+
+    step: int
+    loss: float
+    rate: float
+    norm: float
+    tokens: int
+    stop: bool
+
+
+@final
+class Trainer:
+    """A model on its way: ``step`` says how many are done, ``advance`` does the next.
+
+    All that a step depends on is model, optimizer, and step: batches and dropout are drawn from
+    (seed, step), so state that is restored goes on as if nothing had happened.
+    """
+
+    def __init__(self, task: Task[Any], course: Course, processes: Processes = ALONE) -> None:
+        self.task, self.course, self.processes = task, course, processes
+        self.model: nn.Module = task.model
+        self.optimizer = adamw(self.model, weight_decay=course.weight_decay)
+        self.step = 0
+        self._device = next(self.model.parameters()).device.type
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps of the course are done."""
+        return self.step >= self.course.steps
+
+    def advance(self, *, stop: bool = False) -> Stepped:
+        """Does the next step. stop: this process wants to stop; all learn of it together.
+
+        Raises Diverged, with the step, before the model is changed by what is not finite.
+        """
+        step, course = self.step + 1, self.course
+        self.model.train()
+        torch.manual_seed(mixed(course.seed, "dropout", step, self.processes.rank))
+        batch = self.task.batch(step, self.processes)
+        self.optimizer.zero_grad()
+        total = 0.0
+        if batch.rows is not None:
+            with self._precision():
+                loss = self.task.loss(batch.rows) / batch.targets
+            total = float(loss.detach())
+            if math.isfinite(total) or self.processes.count > 1:  # all must meet in the sum
+                loss.backward()
+        total, asked = self.processes.total(self.model, (total, float(stop)))
+        if not math.isfinite(total):
+            raise Diverged(f"the loss is {total} at step {step}")
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), course.clip))
+        if not math.isfinite(norm):
+            raise Diverged(f"the gradients are {norm} at step {step}")
+        rate = rate_at(step, steps=course.steps, highest=course.rate, warmup=course.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.step = step
+        return Stepped(step, total, rate, norm, batch.tokens, asked > 0)
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """The task's measures in eval mode."""
+        self.model.eval()
+        with self._precision():
+            return self.task.measure()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.course.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self._device, torch.bfloat16)

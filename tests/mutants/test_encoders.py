@@ -1,0 +1,60 @@
+"""Planted faults in BERT and its sentence vectors: each must be caught by a test that we have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyeline.layers import Block
+from eyeline.models import bert, pooling
+from models.test_bert import test_a_padded_row_equals_the_text_alone as equals_alone
+from models.test_bert import test_documents_of_a_batch_and_nobody_between as documents
+from models.test_bert import test_it_equals_the_plain_model as equals_the_plain_model
+from models.test_text_vectors import test_only_real_tokens_count as only_real_tokens
+
+Patch = pytest.MonkeyPatch
+
+
+def pads_are_seen(patch: Patch) -> Callable[[], None]:
+    right = Block.forward
+    patch.setattr(Block, "forward", lambda self, x, **_: right(self, x))
+    return lambda: equals_alone("right", None)
+
+
+def positions_run_on_in_packed_documents(patch: Patch) -> Callable[[], None]:
+    patch.setattr(bert, "places", lambda tokens: tokens.positions)
+    return documents
+
+
+def segments_are_forgotten(patch: Patch) -> Callable[[], None]:
+    right = bert.Embeddings.forward
+    patch.setattr(
+        bert.Embeddings, "forward", lambda self, ids, tokens, _: right(self, ids, tokens, None)
+    )
+    return lambda: equals_the_plain_model(None, lambda i, j: True)
+
+
+def pads_are_pooled(patch: Patch) -> Callable[[], None]:
+    def everybody(hidden: Tensor, tokens: Any) -> Tensor:
+        return torch.ones(*hidden.shape[:2], 1, dtype=torch.bool)
+
+    patch.setattr(pooling, "_real", everybody)
+    return lambda: only_real_tokens("mean", "left")
+
+
+MUTANTS = [
+    pads_are_seen, positions_run_on_in_packed_documents, segments_are_forgotten, pads_are_pooled,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+def test_a_test_catches_it(plant: Callable[[Patch], Callable[[], None]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        suite = plant(patch)
+        with pytest.raises(AssertionError):
+            suite()
+    suite()  # what failed was the fault, not the suite
