@@ -29,7 +29,7 @@ def test_json(eyeline: Command) -> None:
     (case,) = answer["cases"]
     assert set(case) == {"label", "backend", "points", "peak_bytes", "crossover"}
     assert set(case["points"][0]) == {
-        "length", "pairs", "kernel", "seconds", "speedup", "refusal"
+        "length", "pairs", "kernel", "seconds", "speedup", "refusal", "attention_share"
     }  # fmt: skip
 
 

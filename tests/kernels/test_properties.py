@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from eyeline.dispatch import Kernel
-from eyeline.kernels import KERNELS, flex, tiles
+from eyeline.kernels import KERNELS, flex, short, tiles
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.kernel import PROPERTIES
 from eyeline.testing.scored import scored_cases
@@ -21,7 +21,7 @@ COMPLETE = [kernel for kernel in KERNELS if kernel is not flex]
 @pytest.mark.parametrize("holds", PROPERTIES.values(), ids=PROPERTIES.keys())
 def test_property(kernel: Kernel, holds: Callable[[Kernel, Case], None]) -> None:
     served = 0
-    for case in (*CASES, *(SCORED if kernel is tiles else SCORED[::3])):
+    for case in (*CASES, *(SCORED if kernel in (tiles, short) else SCORED[::3])):
         if kernel.refusal(case.request()) is None:
             served += 1
             try:

@@ -138,7 +138,7 @@ def test_measured_targets_count_once_and_have_context(sizes: list[int], length: 
     for window in half_windows(stretches, length=length, most=10**6):
         mine = next(s for s in stretches if s.start <= window.start < s.stop)
         assert window.start + window.length < mine.stop and window.length <= length
-        targets = range(window.start + 1 + window.skip, window.start + window.length + 1)
+        targets = range(window.start + 1 + window.seen, window.start + window.length + 1)
         seen += targets
         context = min(length // 2, targets[0] - mine.start)
         assert targets[0] - window.start >= context

@@ -93,7 +93,7 @@ def test_bits_per_byte_are_those_of_the_held_out_text(tmp_path: Path) -> None:
         ids = task._ids[window.start : window.start + window.length + 1].long()
         with torch.no_grad():
             chances = task.model(ids[None, :-1])[0].double().log_softmax(-1)
-        for place in range(window.skip, window.length):
+        for place in range(window.seen, window.length):
             total, count = total - float(chances[place, ids[place + 1]]), count + 1
     assert found["loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(total / count / math.log(2), rel=1e-5)

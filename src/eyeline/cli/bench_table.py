@@ -95,7 +95,7 @@ def _shares(sweep: Sweep) -> list[str]:
         "Share of a block's time that is attention proper, without projections (heads · dim wide, "
         f"feed-forward four times as wide), at {', '.join(f'{n:,}' for n in sweep.lengths)}:"
     ]
-    sdpa = [
+    sdpa: list[float | None] = [
         sweep.baseline_seconds[n] / (sweep.baseline_seconds[n] + each.projections + each.rest)
         for n, each in sweep.around_seconds.items()
     ]

@@ -73,8 +73,10 @@ class Compressed(nn.Module):
         super().__init__()
         check_size("compressed factor", factor)
         check_size("compressed rounds", rounds)
+        if not isinstance(local, bool):
+            raise InvalidArgument(f"compressed local={local!r}: True or False")
         self.pattern = _known(as_pattern(pattern), by, local)
-        self.factor, self.by, self.local, self.rounds = factor, by, bool(local), rounds
+        self.factor, self.by, self.local, self.rounds = factor, by, local, rounds
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
         self.dropout = probability("dropout", dropout)
         self.key, self.value = self._compressor(), self._compressor()

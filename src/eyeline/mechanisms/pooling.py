@@ -45,7 +45,10 @@ class GroupMean(nn.Module):
         """(B, Hk, S, E) to (B, Hk, G, E)."""
         if groups.full:
             return groups.take(x).mean(3)
-        return groups.take(x).sum(3) / groups.real.sum(3).clamp(min=1).to(x.dtype)
+        # Sums of half types overflow where their mean does not.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        total, count = groups.take(x).sum(3, dtype=wide), groups.real.sum(3).clamp(min=1)
+        return (total / count).to(x.dtype)
 
 
 @final

@@ -188,6 +188,8 @@ def _value(text: str) -> Option:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if re.fullmatch(r"[+-]?\d+", text):
+        if len(text) > 10 or abs(int(text)) >= 1 << 31:  # a size out of a file, or a slip
+            raise InvalidArgument(f"mechanism option value {text:.40}: it is below 2,147,483,648")
         return int(text)
     if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][+-]?\d+)", text):
         return float(text)

@@ -16,7 +16,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.layers.cached import cache_of, following
 from eyeline.mechanisms import Heads, Recipe
 from eyeline.patterns import Pattern
-from eyeline.tokens import Tokens
+from eyeline.tokens import NOBODY, Tokens
 
 Encodings = Literal["absolute", "recounted"]
 Form = Literal["huggingface", "gguf"]
@@ -173,7 +173,8 @@ class LanguageModel(Model):
         """-log p(id i + 1 | ids up to i), in nats: (B, L) → float32 (B, L - 1).
 
         Logits are made for ``chunk`` positions at a time. The exponential of the mean is the
-        perplexity.
+        perplexity. Where token i or i + 1 is nobody, or they are of different documents, it is 0:
+        there nothing is predicted, so divide by the number of the others.
         """
         hidden = self.hidden(ids, q_tokens=q_tokens)[:, :-1]
         pieces = [
@@ -184,7 +185,10 @@ class LanguageModel(Model):
             )
             for start in range(0, hidden.shape[1], chunk)
         ]
-        return torch.cat(pieces, 1) if pieces else hidden.new_zeros(ids.shape[0], 0).float()
+        if not pieces:
+            return hidden.new_zeros(ids.shape[0], 0).float()
+        losses = torch.cat(pieces, 1)
+        return losses if q_tokens is None else losses.masked_fill(_apart(q_tokens).to(losses.device), 0.0)
 
     def _advance(
         self, ids: Tensor, q_tokens: Tokens | None, caches: Sequence[Cache] | None
@@ -203,9 +207,21 @@ class LanguageModel(Model):
                 f"q_tokens {tuple(tokens.positions.shape)} for ids {tuple(ids.shape)}"
             )
         self._check_tokens(tokens)
+        self._check_ids(ids)
         if caches is None:
             return tokens, [(None, tokens)] * len(self.patterns)
         return tokens, [(cache, cache.advance(tokens)) for cache in caches]
+
+    def _check_ids(self, ids: Tensor) -> None:
+        """Raises InvalidArgument for what is in no vocabulary; on a CPU, outside of a graph."""
+        if not ids.numel() or ids.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        least, most = (int(x) for x in ids.aminmax())
+        if least < 0 or most >= self.config.vocabulary:
+            raise InvalidArgument(
+                f"id {least if least < 0 else most:,} is not in the vocabulary of "
+                f"{self.config.vocabulary:,}"
+            )
 
     def _check_tokens(self, tokens: Tokens) -> None:
         """Raises InvalidArgument past the last position, before a cache has taken the tokens.
@@ -220,6 +236,15 @@ class LanguageModel(Model):
                 f"position {int(positions.max()):,}: this model has learned the positions 0 to "
                 f"{longest - 1:,} and there is nothing beyond; give a shorter text"
             )
+
+
+def _apart(tokens: Tokens) -> Tensor:
+    """Where a token and the next one do not follow each other: (L - 1,) or (B, L - 1)."""
+    nobody = tokens.positions == NOBODY
+    apart = nobody[..., 1:] | nobody[..., :-1]
+    if tokens.documents is not None:
+        apart |= tokens.documents[..., 1:] != tokens.documents[..., :-1]
+    return apart
 
 
 def made(
@@ -254,11 +279,18 @@ def drawn(*shape: int, std: float) -> Tensor:
 def per_layer(name: str, values: Any, layers: int, *, default: Any) -> list[Any]:
     """One for all layers, or one each. Raises InvalidArgument for another number of them."""
     values = values if values is not None else default
-    if not isinstance(values, (list, tuple)):
-        return [values] * layers
-    if len(values) != layers:
-        raise InvalidArgument(f"{len(values)} {name} for {layers} layers: one, or one each")
-    return list(values)
+    each = list(values) if isinstance(values, (list, tuple)) else [values] * layers
+    if len(each) != layers:
+        raise InvalidArgument(f"{len(each)} {name} for {layers} layers: one, or one each")
+    kind = Recipe if isinstance(default, Recipe) else Pattern
+    for one in each:
+        if not isinstance(one, kind):
+            hint = f"recipe({one!r})" if kind is Recipe else f"parse({one!r})"
+            raise InvalidArgument(
+                f"{name} hold {type(one).__name__} {one!r:.60}, and a {kind.__name__} is due"
+                + (f": write {hint}" if isinstance(one, str) else "")
+            )
+    return each
 
 
 def half_split(weight: Tensor, heads: int) -> Tensor:

@@ -86,7 +86,7 @@ class Language(Task[Tensor]):
     def _measured_losses(self, windows: list[Measured], length: int) -> tuple[Tensor, Tensor]:
         """The losses of the targets that count, and these targets."""
         starts = torch.tensor([window.start for window in windows])
-        counts = torch.arange(length) >= torch.tensor([[window.skip] for window in windows])
+        counts = torch.arange(length) >= torch.tensor([[window.seen] for window in windows])
         ids = self._ids[starts[:, None] + torch.arange(length + 1)].long()
         logits = self.model(ids[:, :-1].to(self.model.embedding.weight.device)).float().cpu()
         targets = ids[:, 1:][counts]

@@ -18,9 +18,15 @@ from eyeline.training.metrics import FILE as METRICS
 from eyeline.training.metrics import read_metrics
 from eyeline.training.processes import joined
 from eyeline.training.run import Run
+from eyeline.training.states import FOLDER as STATES
 from eyeline.training.states import read_run, read_state, write_run
 from eyeline.training.trainer import Trainer
 from eyeline.training.words import TextTokenizer, tokenizer_of
+
+# All that a run leaves in its folder; what else is there is somebody's own.
+_WRITTEN = frozenset({
+    FILE, METRICS, STATES, "model.safetensors", "tokenizer.json", "loss.png",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,13 @@ def _check_free(place: Path, *, force: bool) -> None:
         raise InvalidArgument(
             f"{place}: the folder is not empty and holds no trained model, so it is not replaced; "
             "take another one"
+        )
+    read_run(place)
+    strange = sorted(path.name for path in place.iterdir() if path.name not in _WRITTEN)
+    if strange:
+        raise InvalidArgument(
+            f"{place}: it holds {', '.join(strange[:3])}, which training did not write, so it is "
+            "not replaced; move that elsewhere, or take another folder"
         )
 
 

@@ -56,12 +56,12 @@ class Windows:
 class Measured(NamedTuple):
     """A window for measuring: ``length`` tokens from slot ``start``, and as many targets.
 
-    The first ``skip`` targets do not count: they are those of the window before.
+    The first ``seen`` targets do not count: they are those of the window before.
     """
 
     start: int
     length: int
-    skip: int
+    seen: int
 
 
 def half_windows(stretches: Sequence[Stretch], *, length: int, most: int) -> list[Measured]:
