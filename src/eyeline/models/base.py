@@ -188,7 +188,9 @@ class LanguageModel(Model):
         if not pieces:
             return hidden.new_zeros(ids.shape[0], 0).float()
         losses = torch.cat(pieces, 1)
-        return losses if q_tokens is None else losses.masked_fill(_apart(q_tokens).to(losses.device), 0.0)
+        if q_tokens is None:
+            return losses
+        return losses.masked_fill(_apart(q_tokens).to(losses.device), 0.0)
 
     def _advance(
         self, ids: Tensor, q_tokens: Tokens | None, caches: Sequence[Cache] | None
