@@ -70,3 +70,44 @@ def test_the_figure_with_memory(eyeline: Command, tmp_path: Path) -> None:
 def test_the_crossover_in_words(crossover: float | None, words: str) -> None:
     case = Case("w", "auto", (), None, crossover)
     assert crossing(case, Sweep(Shape(), (512, 2048), 5, {}, None, 1, (case,))) == words
+
+
+def test_the_counted_table(eyeline: Command) -> None:
+    found = eyeline("bench", "--mechanism", "all", "--count-only", "--length", 300)
+    assert found.status == 0 and found.err == ""
+    for word in ("recurrent", "longformer", "linformer", "multiplications", "token reaches token"):
+        assert word in found.out
+    words = ("--mechanism", "linear", "--pattern", "causal", "--length", 67, "--heads", 2)
+    answer = eyeline("bench", *words, "--count-only", "--json").json
+    (row,) = answer["counts"]["rows"]
+    assert (row["label"], row["steps"], row["path"]) == ("linear under causal", 2, 1)
+    assert row["multiplications"] == 2 * 2 * 64 * 64 * 67
+
+
+def test_mechanisms_are_timed_beside_patterns(eyeline: Command, tmp_path: Path) -> None:
+    path = tmp_path / "figure.png"
+    each = [word for x in ("exact", "recurrent", "linear") for word in ("--mechanism", x)]
+    found = eyeline("bench", *SMALL, *each, "--no-memory", "--json", "--plot", path)
+    assert found.status == 0 and path.read_bytes().startswith(b"\x89PNG\r\n")
+    answer = found.json
+    assert [case["label"] for case in answer["cases"]] == ["full", "recurrent", "linear"]
+    assert [row["label"] for row in answer["counts"]["rows"]] == ["full", "recurrent", "linear"]
+    assert set(answer["around_seconds"][0]) == {"length", "projections", "rest"}
+    shown = eyeline("bench", *SMALL, *each, "--no-memory").out
+    assert "Share of a block's time" in shown and "steps" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mechanism", "foo"), "there is no mechanism 'foo'"),
+        (("--mechanism", "all", "--pattern", "causal"), "has its own patterns"),
+        (("--mechanism", "recurrent", "--pattern", "causal"), "cannot honour causal"),
+        (("--mechanism", "linear", "--backend", "tiles"), "--backend is for patterns"),
+        (("--mechanism", "linear", "--kv-heads", 1), "that of equal heads"),
+        (("--mechanism", "linear", "--count-only", "--backward"), "--backward with --count-only"),
+    ],
+)
+def test_mistakes_with_mechanisms(eyeline: Command, words: tuple[str, ...], message: str) -> None:
+    found = eyeline("bench", *words)
+    assert found.status == 2 and message in found.err and found.err.count("\n") == 1

@@ -65,8 +65,10 @@ def bench(
     kinds = _kinds(mechanism, pattern, lengths, count_only)
     if kinds and kv_heads not in (None, heads):
         raise InvalidArgument("--kv-heads with --mechanism: the table is that of equal heads")
-    if kinds and plot is not None and count_only:
-        raise InvalidArgument("--plot draws times, and --count-only measures none")
+    if count_only:
+        _check_count_only(plot=plot is not None, backward=backward, backend=backend is not None)
+    if backend and any(each.name != "exact" for each in kinds):
+        raise InvalidArgument("--backend is for patterns; other mechanisms have one way each")
     counts = _counted(kinds, lengths, heads, dim) if kinds else None
     if count_only and counts is not None:
         _show_counts(counts, as_json)
@@ -106,6 +108,14 @@ def bench(
     show(result)
 
 
+def _check_count_only(**given: bool) -> None:
+    for name, asked in given.items():
+        if asked:
+            raise InvalidArgument(
+                f"--{name} with --count-only: the table is of the forward pass, and nothing is run"
+            )
+
+
 def _kinds(
     texts: list[str] | None, patterns: list[str] | None, lengths: Sequence[int], count_only: bool
 ) -> list[Kind]:
@@ -121,10 +131,10 @@ def _kinds(
         if text.strip() == "all":
             if patterns:
                 raise InvalidArgument("--mechanism all has its own patterns: leave out --pattern")
-            found += standard(max(lengths))
+            found += standard(max(lengths), min(lengths))
         else:
             under = _patterns(patterns if patterns else ["full"])
-            found += [kind(text, each) for each in under.values()]
+            found += [kind(text, each, under=label) for label, each in under.items()]
     return list({each.label: each for each in found}.values())
 
 

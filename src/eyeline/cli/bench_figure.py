@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
     from eyeline.measuring import Case, Sweep
 
-_WIDTH, _HEIGHT = 11.0, 5.2
+_WIDTH, _WIDE, _HEIGHT = 11.0, 14.5, 5.2
+# Inches of height that a line of the names takes, and of what is above and below the axes.
+_LINE, _AROUND = 0.19, 1.9
+# With more cases than these a name and its crossover share a line.
+_FEW = 6
 _BASELINE = "torch SDPA, causal"
 
 
@@ -26,18 +30,22 @@ def draw(sweep: Sweep, path: Path) -> None:
     from matplotlib.figure import Figure
 
     with rc_context(styled()):
-        figure = Figure(figsize=(_WIDTH, _HEIGHT))
+        height = max(_HEIGHT, 2 * _LINE * len(sweep.cases) + _AROUND)
+        figure = Figure(figsize=(_WIDTH if len(sweep.cases) <= _FEW else _WIDE, height))
+        low, tall = 0.68 / height, 1 - _AROUND / height
         heading(
             figure,
-            "Attention under patterns, against torch SDPA",
+            "Attention and what stands in its place, against torch SDPA"
+            if sweep.around_seconds
+            else "Attention under patterns, against torch SDPA",
             f"{sweep.shape.text[:1].upper()}{sweep.shape.text[1:]}. Medians of {sweep.rounds} "
             "runs, by turns.",
         )
         measured = sweep.baseline_peak_bytes is not None
         wide = 0.47 if measured else 0.72
-        _times(figure.add_axes((0.07, 0.13, wide, 0.64)), sweep)
+        _times(figure.add_axes((0.07, low, wide, tall)), sweep)
         if measured:
-            _memory(figure.add_axes((0.74, 0.13, 0.17, 0.64)), sweep)
+            _memory(figure.add_axes((0.74, low, 0.17, tall)), sweep)
         store(figure, path)
 
 
@@ -51,7 +59,7 @@ def _times(axes: Axes, sweep: Sweep) -> None:
         if not timed:
             continue
         axes.plot(*zip(*timed, strict=True), color=color, linewidth=2.2, marker="o", markersize=4)
-        ends.append((timed[-1][1], f"{_label(case)}\nfaster from {crossing(case, sweep)}", color))
+        ends.append((timed[-1][1], _end(case, sweep), color))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sweep.lengths, [f"{length:,}" for length in sweep.lengths])
@@ -64,15 +72,30 @@ def _times(axes: Axes, sweep: Sweep) -> None:
     _at_the_ends(axes, sweep.lengths[-1], ends)
 
 
+def _end(case: Case, sweep: Sweep) -> str:
+    """A case's name, and from which length on it is faster."""
+    if len(sweep.cases) <= _FEW:
+        return f"{_label(case)}\nfaster from {crossing(case, sweep)}"
+    return _label(case) + (f": from {crossing(case, sweep)}" if case.crossover is not None else "")
+
+
 def _at_the_ends(axes: Axes, x: int, ends: Sequence[tuple[float, str, str]]) -> None:
     """Names beside the lines' ends, moved apart where they would lie over each other."""
     import math
 
     low, high = (math.log(y) for y in axes.get_ylim())
-    gap = 0.115 * (high - low)
-    at = -math.inf
-    for y, text, color in sorted(ends):
-        at = max(math.log(y), at + gap * (1.0 if "\n" not in text else 1.05))
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    inches = axes.get_position().height * figure.get_figheight()
+    ends = sorted(ends)
+    gap = max(_LINE * (1 + text.count("\n")) for _, text, _ in ends) / inches * (high - low)
+    places = [math.log(y) for y, _, _ in ends]
+    for number in range(1, len(places)):
+        places[number] = max(places[number], places[number - 1] + gap)
+    places[-1] = min(places[-1], high)  # from there down, as far as they were pushed up too far
+    for number in reversed(range(len(places) - 1)):
+        places[number] = min(places[number], places[number + 1] - gap)
+    for at, (y, text, color) in zip(places, ends, strict=True):
         axes.annotate(
             text, (x, y), (1.03, (at - low) / (high - low)), textcoords="axes fraction",
             color=color, fontsize=9, va="center", annotation_clip=False, linespacing=1.35,
@@ -108,4 +131,5 @@ def _coloured(cases: Sequence[Case]) -> list[tuple[str, Case]]:
 
 
 def _label(case: Case) -> str:
-    return case.label if case.backend == "auto" else f"{case.label}, {case.backend}"
+    own = case.backend == "auto" or case.label.startswith(case.backend)
+    return case.label if own else f"{case.label}, {case.backend}"

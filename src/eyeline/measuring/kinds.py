@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -48,6 +48,8 @@ class Kind:
     name: str
     options: Options = ()
     pattern: Pattern = Full()
+    under: str | None = field(default=None, compare=False)
+    """The pattern as it was named; its text if not given."""
 
     def __post_init__(self) -> None:
         if self.name in LAYERS:
@@ -59,8 +61,12 @@ class Kind:
     def label(self) -> str:
         """As it is shown: the pattern alone for exact attention."""
         if self.name == "exact":
-            return str(self.pattern)
-        return self.text if self.pattern == Full() else f"{self.text} under {self.pattern}"
+            return self._under
+        return self.text if self.pattern == Full() else f"{self.text} under {self._under}"
+
+    @property
+    def _under(self) -> str:
+        return self.under if self.under is not None else str(self.pattern)
 
     @property
     def text(self) -> str:
@@ -121,7 +127,7 @@ class Kind:
 
     def _layer(self, width: int, length: int) -> nn.Module:
         made: nn.Module = LAYERS[self.name](width, **dict(self.options))
-        if self.name == DILATED and isinstance(made, Convolution):
+        if self.name == DILATED and isinstance(made, Convolution) and any(_ways(made)):
             # The last of the layers that the length needs, whose gap is widest.
             left, right = _ways(made)
             base = 1 + min(way for way in (left, right, left + right) if way > 0)
@@ -131,35 +137,40 @@ class Kind:
         return made
 
     def _check_layer(self) -> None:
-        taken = list(inspect.signature(LAYERS[self.name]).parameters)[1:]
-        for name, _ in self.options:
-            if name not in taken:
-                raise InvalidArgument(f"{self.name} has no {name}; it takes {', '.join(taken)}")
+        asked = inspect.signature(LAYERS[self.name])
+        try:
+            asked.bind(1, **dict(self.options))
+        except TypeError as error:
+            takes = ", ".join(list(asked.parameters)[1:])
+            raise InvalidArgument(f"{self.text}: {error}; {self.name} takes {takes}") from None
         if self.pattern != Full():
             raise NotSupported(f"{self.name} is no attention, and cannot honour {self.pattern}")
-        try:
-            made = self._layer(1, 1)
-        except TypeError as error:
-            raise InvalidArgument(f"{self.label}: {error}") from None
+        made = self._layer(1, 1)
         if self.name == DILATED and not any(_ways(made)):
             raise InvalidArgument(f"{self.label}: a kernel of 1 reaches nobody")
 
 
-def kind(text: str, pattern: Pattern = Full()) -> Kind:
+def kind(text: str, pattern: Pattern = Full(), *, under: str | None = None) -> Kind:
     """From ``linformer(k=256)``. Raises InvalidArgument with what was read."""
     name, options = word_and_options(text)
-    return Kind(name, options, pattern)
+    return Kind(name, options, pattern, under)
 
 
-def standard(length: int) -> tuple[Kind, ...]:
-    """A line for each mechanism and layer, with the settings their papers and users have."""
-    stride = max(round(length**0.5), 1)
-    exact = [
-        Full(), Causal(), parse("sliding_window(256)"),
-        parse(f"sparse_transformer({stride})"),
-        parse(f"sparse_transformer({stride}, fixed, {max(stride // 16, 1)})"),
-        parse("longformer(128, 16)"), parse("bigbird(64, 3, 2)"), parse("streaming(252, 4)"),
-    ]  # fmt: skip
+def standard(length: int, shortest: int | None = None) -> tuple[Kind, ...]:
+    """A line for each mechanism and layer, with the settings their papers and users have.
+
+    length: the longest that is asked, whose square root is the stride of a Sparse Transformer;
+    shortest: at which all must fit, ``length`` if not given.
+    """
+    least = shortest if shortest is not None else length
+    stride, block = max(round(length**0.5), 1), max(min(64, least // 4), 1)
+    blocks = -(-least // block)
+    exact = (
+        "full", "causal", "sliding_window(256)", f"sparse_transformer({stride})",
+        f"sparse_transformer({stride}, fixed, {max(stride // 16, 1)})",
+        f"longformer(128, {min(16, least)})",
+        f"bigbird({block}, {min(3, blocks)}, {min(2, blocks)})", "streaming(252, 4)",
+    )  # fmt: skip
     others = [
         "additive", "linformer(k=256)", "compressed(factor=4)", "compressed(factor=4, by=mean)",
         "linear", "linear(feature_map=relu)", "linear(feature_map=favor)",
@@ -168,7 +179,7 @@ def standard(length: int) -> tuple[Kind, ...]:
     layers = ["convolution(kernel=7)", f"{DILATED}(kernel=3)", "recurrent", "lstmn"]
     return (
         *(kind(text) for text in layers),
-        *(Kind("exact", (), pattern) for pattern in exact),
+        *(Kind("exact", (), parse(text), text) for text in exact),
         *(kind(text) for text in others),
         *(kind(text, Causal()) for text in causal),
     )

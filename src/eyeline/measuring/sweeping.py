@@ -198,7 +198,8 @@ def _share(way: _Way, seconds: float | None, aside: Around | None) -> float | No
 
 def _pairs(shape: Shape, length: int, way: _Way) -> int:
     if way.kind is not None:
-        return way.kind.work(length, shape.heads * shape.dim, shape.heads).pairs // shape.heads
+        found = way.kind.work(length, shape.heads * shape.dim, shape.heads)
+        return found.pairs // found.call.heads
     looking = (count * pairs(rule, length) for rule, count in rules(way.pattern, shape.heads))
     return sum(looking) // shape.heads
 
