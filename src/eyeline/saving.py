@@ -35,12 +35,14 @@ def save(
     exchanged.
 
     Raises NotSupported for patterns that no text says (explicit, predicate), before anything is
-    written, and InvalidArgument for notes that are no JSON.
+    written, and InvalidArgument for notes that are no JSON and for another library's folder.
     """
     place = Path(folder)
     described = {**describe(model), "tokenizer": tokenizer_entry(tokenizer), "notes": notes}
     text = _json(described)
-    weights = {ours: _stored(model, ours) for ours in own_names(model)}
+    _check_ours(place)
+    state = model.state_dict()
+    weights = {name: state[name].detach().cpu().contiguous() for name in own_names(model)}
     place.mkdir(parents=True, exist_ok=True)
     _withdraw(place, described)
     library = optional("safetensors.torch")
@@ -84,6 +86,15 @@ def _synchronise_folder(path: Path) -> None:
         os.close(handle)
 
 
+def _check_ours(place: Path) -> None:
+    """Refuses a folder whose weights belong to another library's description."""
+    if (place / "config.json").exists() and not (place / FILE).exists():
+        raise InvalidArgument(
+            f"{place}: config.json there describes a model of another library, whose weights would "
+            "be replaced; take another folder"
+        )
+
+
 def _withdraw(place: Path, described: Mapping[str, Any]) -> None:
     """Takes the description of another model away before its weights go."""
     file = place / FILE
@@ -105,7 +116,3 @@ def _json(described: Mapping[str, Any]) -> str:
         return json.dumps(described, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"notes or choices that are no JSON: {error}") from None
-
-
-def _stored(model: Model, name: str) -> Any:
-    return model.state_dict()[name].detach().cpu().contiguous()

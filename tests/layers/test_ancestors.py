@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -293,6 +295,20 @@ def test_intra_decoder() -> None:
 
 
 # --- All -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_and_autocast(dtype: torch.dtype) -> None:
+    h, m = torch.randn(2, 5, WIDTH), torch.randn(2, 7, WIDTH)
+    exact = IntraTemporal(WIDTH)
+    half = deepcopy(exact).to(dtype)
+    found = half(h.to(dtype), m.to(dtype))
+    assert found.context.dtype == dtype and found.state.total.dtype == torch.float32
+    torch.testing.assert_close(found.context.float(), exact(h, m).context, atol=0.05, rtol=0.05)
+    decoder = IntraDecoder(WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = decoder(h)
+    torch.testing.assert_close(cast.float(), decoder(h), atol=0.1, rtol=0.1)
 
 
 def test_refusals() -> None:

@@ -364,7 +364,7 @@ def test_what_the_configuration_says_is_honoured() -> None:
     })  # fmt: skip
     assert config.hidden == 132 and config.activation == "relu"
     assert (config.dropout, config.first_dropout, config.attention_dropout) == (0.2, 0.0, 0.3)
-    with pytest.raises(InvalidArgument, match="embed_dim=33 is no multiple of num_heads=4"):
+    with pytest.raises(InvalidArgument, match="width=33 is no multiple of heads=4"):
         GPT2Config.from_hf({**HF, "n_head": 4})
 
 

@@ -265,7 +265,9 @@ def test_what_does_not_fit_is_refused() -> None:
         Llama(CONFIG, encodings="relative")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"torch\.float32"):
         model(torch.zeros(1, 3))
-    with pytest.raises(InvalidArgument, match=r"q_tokens \(4,\) for ids \(1, 3\)"):
+    with pytest.raises(
+        InvalidArgument, match=r"q_tokens has shape \(4,\); the input needs .* \(1, 3\)"
+    ):
         model(ids(1, 3), q_tokens=Tokens.arange(0, 4))
     with pytest.raises(InvalidArgument, match="0 caches for 1 patterns"):
         model(ids(1, 3), caches=[])

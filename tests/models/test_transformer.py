@@ -339,10 +339,15 @@ def test_inputs_that_cannot_be_right_are_refused() -> None:
     cases: list[tuple[Tensor, Tensor, dict[str, Any], str]] = [
         (source + READ, target, {}, "source id .* the vocabulary has 29"),
         (source, target - V, {}, "target id -.* the vocabulary has 23"),
-        (source.float(), target, {}, "source must be whole numbers"),
-        (source[0], target, {}, "source must be whole numbers"),
-        (source, target, {"source_tokens": Tokens.arange(0, 3)}, r"source_tokens \(3,\)"),
-        (source, target, {"target_tokens": Tokens.padded([T] * 3)}, r"target_tokens \(3, 7\)"),
+        (source.float(), target, {}, "source ids must be whole numbers"),
+        (source[0], target, {}, "source ids must be whole numbers"),
+        (source, target, {"source_tokens": Tokens.arange(0, 3)}, r"source_tokens has shape \(3,\)"),
+        (
+            source,
+            target,
+            {"target_tokens": Tokens.padded([T] * 3)},
+            r"target_tokens has shape \(3, 7\)",
+        ),
     ]
     for one, other, tokens, said in cases:
         with pytest.raises(InvalidArgument, match=said):

@@ -16,7 +16,7 @@ from eyeline.errors import CheckpointError, EyelineError, InvalidArgument
 from eyeline.loading import load
 from eyeline.training import train
 from eyeline.training.metrics import read_metrics
-from eyeline.training.states import last_step, read_state, states, write_state
+from eyeline.training.states import last_step, read_run, read_state, states, write_state
 from training.tiny import tiny_run, trainer_of
 
 TASKS = ("lm", "mlm", "classify", "seq2seq")
@@ -177,6 +177,32 @@ def test_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     train(tiny_run("lm", tmp_path, seed=8), out, force=True)
     assert not torch.equal(before["norm"], weights(out)["norm"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "text.txt"]
+
+
+def test_force_keeps_what_training_did_not_write(tmp_path: Path) -> None:
+    run, out = tiny_run("lm", tmp_path), tmp_path / "out"
+    train(run, out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidArgument, match=r"holds notes\.txt, which training did not write"):
+        train(run, out, force=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    run, real, link = tiny_run("lm", tmp_path), tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real, target_is_directory=True)
+    assert train(run, link).folder == link
+    assert link.is_symlink() and (real / "model.safetensors").is_file()
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path: Path) -> None:
+    run, out = tiny_run("lm", tmp_path), tmp_path / "out"
+    train(run, out)
+    fewer = replace(run, course=replace(run.course, steps=5))
+    with pytest.raises(InvalidArgument, match="steps=5: 11 are done already"):
+        train(fewer, out, resume=True)
+    assert read_run(out) == run
 
 
 def test_strangers_folders_are_not_replaced(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_quoted_fields_go_over_lines(tmp_path: Path) -> None:
             "one\ta\ntwo\nthree\tb\n",
             r"rows\.tsv, line 2: column 2 is missing .* 1 column$",
         ),
-        ("one\ta\n\tb\n", "line 2: column 1 is missing or empty; there have 2 columns"),
+        ("one\ta\n\tb\n", "line 2: column 1 is missing or empty; there are 2 columns"),
         ("\n \n", "it has no rows"),
         ("", "it has no rows"),
     ],

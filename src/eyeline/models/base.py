@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.caches import Cache
+from eyeline.encodings.checks import check_below
 from eyeline.errors import InvalidArgument
 from eyeline.layers.cached import cache_of, following
+from eyeline.layers.checks import check_sizes, check_tokens
 from eyeline.mechanisms import Heads, Recipe
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -176,6 +178,7 @@ class LanguageModel(Model):
         perplexity. Where token i or i + 1 is nobody, or they are of different documents, it is 0:
         there nothing is predicted, so divide by the number of the others.
         """
+        check_sizes(chunk=chunk)
         hidden = self.hidden(ids, q_tokens=q_tokens)[:, :-1]
         pieces = [
             functional.cross_entropy(
@@ -190,40 +193,26 @@ class LanguageModel(Model):
         losses = torch.cat(pieces, 1)
         if q_tokens is None:
             return losses
-        return losses.masked_fill(_apart(q_tokens).to(losses.device), 0.0)
+        return losses.masked_fill(apart(q_tokens).to(losses.device), 0.0)
 
     def _advance(
         self, ids: Tensor, q_tokens: Tokens | None, caches: Sequence[Cache] | None
     ) -> tuple[Tokens, list[tuple[Cache | None, Tokens]]]:
         """The step's tokens; for each group its cache, and the tokens of the keys looked at."""
-        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise InvalidArgument(f"ids must be whole numbers (B, L), got {_named(ids)}")
+        check_ids(ids, self.config.vocabulary)
+        if not ids.numel():
+            raise InvalidArgument(f"ids {tuple(ids.shape)}: there is nothing to read")
         if caches is not None and len(caches) != len(self.patterns):
             raise InvalidArgument(
                 f"{len(caches)} caches for {len(self.patterns)} patterns: use model.new_caches()"
             )
         position = caches[0].position if caches else 0
         tokens = q_tokens if q_tokens is not None else following(position, ids.shape[1])
-        if tokens.length != ids.shape[1] or tokens.batch not in (None, ids.shape[0]):
-            raise InvalidArgument(
-                f"q_tokens {tuple(tokens.positions.shape)} for ids {tuple(ids.shape)}"
-            )
+        check_tokens("q_tokens", tokens, *ids.shape)
         self._check_tokens(tokens)
-        self._check_ids(ids)
         if caches is None:
             return tokens, [(None, tokens)] * len(self.patterns)
         return tokens, [(cache, cache.advance(tokens)) for cache in caches]
-
-    def _check_ids(self, ids: Tensor) -> None:
-        """Raises InvalidArgument for what is in no vocabulary; on a CPU, outside of a graph."""
-        if not ids.numel() or ids.device.type != "cpu" or torch.compiler.is_compiling():
-            return
-        least, most = (int(x) for x in ids.aminmax())
-        if least < 0 or most >= self.config.vocabulary:
-            raise InvalidArgument(
-                f"id {least if least < 0 else most:,} is not in the vocabulary of "
-                f"{self.config.vocabulary:,}"
-            )
 
     def _check_tokens(self, tokens: Tokens) -> None:
         """Raises InvalidArgument past the last position, before a cache has taken the tokens.
@@ -240,13 +229,29 @@ class LanguageModel(Model):
             )
 
 
-def _apart(tokens: Tokens) -> Tensor:
+def apart(tokens: Tokens) -> Tensor:
     """Where a token and the next one do not follow each other: (L - 1,) or (B, L - 1)."""
     nobody = tokens.positions == NOBODY
     apart = nobody[..., 1:] | nobody[..., :-1]
     if tokens.documents is not None:
         apart |= tokens.documents[..., 1:] != tokens.documents[..., :-1]
     return apart
+
+
+def check_ids(ids: Tensor, vocabulary: int, *, word: str = "id") -> None:
+    """Raise InvalidArgument unless they are (B, L) whole numbers of the vocabulary."""
+    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidArgument(
+            f"{word}s must be whole numbers (B, L), got {ids.dtype} {tuple(ids.shape)}"
+        )
+    check_below(word, ids, vocabulary, least=0, remedy=f"the vocabulary has {vocabulary:,}")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raise InvalidArgument unless the heads are equally wide, and fill the width."""
+    check_sizes(width=width, heads=heads)
+    if width % heads:
+        raise InvalidArgument(f"width={width} is no multiple of heads={heads}")
 
 
 def made(
@@ -298,7 +303,3 @@ def per_layer(name: str, values: Any, layers: int, *, default: Any) -> list[Any]
 def half_split(weight: Tensor, heads: int) -> Tensor:
     """Rows (heads · E, …) with pairs (2j, 2j + 1) reordered to pairs (j, j + E / 2)."""
     return weight.reshape(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
-
-
-def _named(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"

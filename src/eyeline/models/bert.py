@@ -24,7 +24,17 @@ from eyeline.layers import Block, FeedForward, MultiHeadAttention
 from eyeline.layers.checks import check_sizes, check_tokens
 from eyeline.layers.feedforward import ACTIVATIONS, Activation
 from eyeline.mechanisms import Recipe
-from eyeline.models.base import Form, Model, Names, Part, drawn, made, per_layer
+from eyeline.models.base import (
+    Form,
+    Model,
+    Names,
+    Part,
+    check_heads,
+    check_ids,
+    drawn,
+    made,
+    per_layer,
+)
 from eyeline.models.guard import Attributes
 from eyeline.models.places import places
 from eyeline.models.pooling import Pooling, pooled
@@ -67,8 +77,7 @@ class BertConfig:
         sizes = ("vocabulary", "width", "hidden", "layers", "heads", "trained_length")
         check_sizes(**{name: getattr(self, name) for name in (*sizes, "token_types")})
         check_sizes(classes=self.classes if self.classes is not None else 1)
-        if self.width % self.heads:
-            raise InvalidArgument(f"width={self.width} is no multiple of heads={self.heads}")
+        check_heads(self.width, self.heads)
         check_number("norm_eps", self.norm_eps)
         probability("dropout", self.dropout)
         probability("attention_dropout", self.attention_dropout)
@@ -152,7 +161,7 @@ def _refuse_hf(attributes: Attributes) -> None:
 
 
 def _check_architectures(value: object) -> None:
-    if value is None or (isinstance(value, list) and set(value) <= set(_ARCHITECTURES)):
+    if value is None or (isinstance(value, list) and all(x in _ARCHITECTURES for x in value)):
         return
     known = ", ".join(_ARCHITECTURES)
     raise NotSupported(f"bert: architectures={value!r:.80} are not built yet; {known} are")
@@ -539,12 +548,7 @@ def _table(rows: int, width: int) -> nn.Embedding:
 
 def _standing(ids: Tensor, tokens: Tokens | None, config: BertConfig) -> Tokens:
     """The tokens of ids (B, L); 0 … L - 1 if they are not given."""
-    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        raise InvalidArgument(
-            f"ids must be whole numbers (B, L), got {ids.dtype} {tuple(ids.shape)}"
-        )
-    size = config.vocabulary
-    check_below("id", ids, size, least=0, remedy=f"the vocabulary has {size:,}")
+    check_ids(ids, config.vocabulary)
     if tokens is None:
         return default_tokens(ids.shape[1], ids.shape[1])[0]
     check_tokens("q_tokens", tokens, *ids.shape)

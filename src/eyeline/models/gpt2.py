@@ -21,10 +21,10 @@ from eyeline.encodings.checks import check_number
 from eyeline.functional.checks import probability
 from eyeline.layers import FeedForward, LayerCache, by_rows
 from eyeline.layers.cached import attend
-from eyeline.layers.checks import check_sizes, head_width
+from eyeline.layers.checks import check_sizes
 from eyeline.layers.feedforward import Activation
 from eyeline.mechanisms import Recipe
-from eyeline.models.base import Form, LanguageModel, Names, Part, drawn, made
+from eyeline.models.base import Form, LanguageModel, Names, Part, check_heads, drawn, made
 from eyeline.models.guard import Attributes
 from eyeline.patterns import Causal, Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -59,7 +59,7 @@ class GPT2Config:
             vocabulary=self.vocabulary, width=self.width, hidden=self.hidden, layers=self.layers,
             heads=self.heads, trained_length=self.trained_length,
         )  # fmt: skip
-        head_width(self.width, self.heads, self.heads, None)
+        check_heads(self.width, self.heads)
         check_number("norm_eps", self.norm_eps)
         for name in ("dropout", "first_dropout", "attention_dropout"):
             probability(name, getattr(self, name))

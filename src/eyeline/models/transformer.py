@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from eyeline.caches import Cache
 from eyeline.encodings import Sinusoidal
-from eyeline.encodings.checks import check_below, check_number, check_size
-from eyeline.errors import InvalidArgument
+from eyeline.encodings.checks import check_number, check_size
 from eyeline.functional.checks import probability
 from eyeline.layers import (
     Block,
@@ -31,11 +30,12 @@ from eyeline.layers import (
     Stack,
 )
 from eyeline.layers.cached import following
+from eyeline.layers.checks import check_tokens
 from eyeline.layers.positions import added_at
 from eyeline.mechanisms import Heads, Recipe
-from eyeline.models.base import Model, per_layer, really
+from eyeline.models.base import Model, apart, check_heads, check_ids, per_layer, really
 from eyeline.patterns import Causal, Full, Pattern
-from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens import Tokens
 
 _Choice = TypeVar("_Choice", Pattern, Recipe)
 
@@ -81,8 +81,7 @@ class TransformerConfig:
         ):
             check_size(name, getattr(self, name))
         check_size("width", self.width, even=True)  # a sine and a cosine for each speed
-        if self.width % self.heads:
-            raise InvalidArgument(f"width={self.width} is no multiple of heads={self.heads}")
+        check_heads(self.width, self.heads)
         check_number("norm_eps", self.norm_eps)
         probability("dropout", self.dropout)
         probability("attention_dropout", self.attention_dropout)
@@ -226,7 +225,8 @@ class Transformer(Model):
     ) -> Tensor:
         """-log p(target i + 1 | source, target up to i), in nats: float32 (B, T - 1).
 
-        0 where target i or i + 1 is nobody, so a mean is the sum over the number of others.
+        0 where target i or i + 1 is nobody, or they are of different documents, so a mean is the
+        sum over the number of others.
         label_smoothing ε: (1 - ε) of that, and ε of the mean of -log p over the vocabulary
         (Szegedy et al. 2016). Logits are made for ``chunk`` positions at a time.
         """
@@ -348,24 +348,14 @@ def _standing(
     name: str, ids: Tensor, table: nn.Embedding, tokens: Tokens | None, *, position: int | Tensor
 ) -> Tokens:
     """The tokens of ids (B, L); from ``position`` on if they are not given."""
-    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        raise InvalidArgument(
-            f"{name} must be whole numbers (B, L), got {ids.dtype} {tuple(ids.shape)}"
-        )
-    size = table.num_embeddings
-    check_below(f"{name} id", ids, size, least=0, remedy=f"the vocabulary has {size:,}")
+    check_ids(ids, table.num_embeddings, word=f"{name} id")
     if tokens is None:
         return following(position, ids.shape[1])
-    if tokens.length != ids.shape[1] or tokens.batch not in (None, ids.shape[0]):
-        shape = tuple(tokens.positions.shape)
-        raise InvalidArgument(f"{name}_tokens {shape} for {name} {tuple(ids.shape)}")
+    check_tokens(f"{name}_tokens", tokens, *ids.shape)
     return tokens
 
 
 def _wanted(target: Tensor, tokens: Tokens | None) -> Tensor:
     """What each slot but the last is to predict: (B, T - 1), -100 where nothing is asked."""
     wanted = target[:, 1:].long()
-    if tokens is None:
-        return wanted
-    there = tokens.positions.to(target.device) != NOBODY
-    return wanted.masked_fill(~(there[..., :-1] & there[..., 1:]), -100)
+    return wanted if tokens is None else wanted.masked_fill(apart(tokens).to(target.device), -100)

@@ -41,10 +41,9 @@ def read_table(file: str, columns: tuple[str, str]) -> list[Row]:
         found = [fields[place].strip() if place < len(fields) else "" for place in places]
         for name, field in zip(names, found, strict=True):
             if not field:
-                what = "has" if len(fields) == 1 else "have"
+                there = "is 1 column" if len(fields) == 1 else f"are {len(fields)} columns"
                 raise InvalidArgument(
-                    f"{file}, line {number}: {name} is missing or empty; there {what} "
-                    f"{len(fields)} {'column' if len(fields) == 1 else 'columns'}"
+                    f"{file}, line {number}: {name} is missing or empty; there {there}"
                 )
         rows.append(Row(found[0], found[1], number))
     if not rows:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from eyeline.models.base import Model
 from eyeline.training.processes import Processes
 
 Rows = TypeVar("Rows")
-Measure = Callable[[nn.Module], Mapping[str, float]]
 
 
 @dataclass(frozen=True)

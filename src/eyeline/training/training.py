@@ -73,7 +73,8 @@ def train(
     Raises InvalidArgument for a folder that is not empty without resume or force, for a run that
     is not the stored one, and for data that do not serve; Diverged if the loss becomes NaN.
     """
-    place, processes = Path(folder), joined()
+    # A link stays a link: what is exchanged is the folder that it leads to.
+    place, processes = Path(folder).resolve(), joined()
     if every < 1:
         raise InvalidArgument(f"every={every}: at least 1")
     if resume:
@@ -85,13 +86,18 @@ def train(
     loop = Loop(trainer, place, tokenizer, every=every, tell=tell)
     processes.wait()
     warnings = read_state(place, trainer) if resume else []
+    if trainer.step > run.course.steps:
+        raise InvalidArgument(
+            f"steps={run.course.steps}: {trainer.step} are done already; ask for more, or leave "
+            "the number out"
+        )
     if processes.first:
         write_run(place, run) if resume else _bring_about(place, run, loop)
     began = trainer.step
     if begin is not None:
         begin(trainer)
     loop.run()
-    return _trained(run, loop, began, warnings)
+    return _trained(run, loop, Path(folder), began, warnings)
 
 
 def _tokenizer(run: Run, place: Path, *, resume: bool) -> TextTokenizer:
@@ -126,8 +132,17 @@ def _check_free(place: Path, *, force: bool) -> None:
 
 def _bring_about(place: Path, run: Run, loop: Loop) -> None:
     """The folder, complete, with the untrained model: made beside its place, then renamed."""
-    place.absolute().parent.mkdir(parents=True, exist_ok=True)
-    beside = place.absolute().with_name(f".{place.absolute().name}.{os.getpid()}.part")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _exchange(place, run, loop)
+    except OSError as error:  # such as a folder that is a disk of its own
+        raise InvalidArgument(
+            f"{place} cannot be made ({error.strerror}): a new folder inside another one can"
+        ) from None
+
+
+def _exchange(place: Path, run: Run, loop: Loop) -> None:
+    beside = place.with_name(f".{place.name}.{os.getpid()}.part")
     shutil.rmtree(beside, ignore_errors=True)
     try:
         loop.folder = beside
@@ -146,14 +161,14 @@ def _bring_about(place: Path, run: Run, loop: Loop) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _trained(run: Run, loop: Loop, began: int, warnings: list[str]) -> Trained:
+def _trained(run: Run, loop: Loop, folder: Path, began: int, warnings: list[str]) -> Trained:
     trainer, place = loop.trainer, loop.folder
     lines = read_metrics(place) if trainer.processes.first else []
     steps = [line for line in lines if "loss" in line]
     measured = [line["measured"] for line in lines if "measured" in line]
     return Trained(
         run=run,
-        folder=place,
+        folder=folder,
         steps=trainer.step,
         began=began,
         parameters=sum(p.numel() for p in trainer.model.parameters()),

@@ -75,7 +75,9 @@ class IntraTemporal(nn.Module):
         order = order_of("intra-temporal attention", query, q_tokens)
         unseen = _unseen(memory, k_tokens)
         memory = memory.masked_fill(unseen[..., None], 0.0)
-        score = order.take(query) @ self.project(memory).mT
+        # Sums over many steps, and the logarithm of nothing, are too large for half types.
+        wide = torch.promote_types(query.dtype, torch.float32)
+        score = (order.take(query) @ self.project(memory).to(query.dtype).mT).to(wide)
         there = order.there(query)
         counted = score if there is None else score.masked_fill(~there[..., None], _NOTHING)
         start = state.total if state is not None else torch.full_like(score[:, 0], _NOTHING)
@@ -83,7 +85,7 @@ class IntraTemporal(nn.Module):
         before = sums[:, :-1]
         score = score - before.masked_fill(before < _NOTHING / 2, 0.0)
         weight = score.masked_fill(unseen[:, None], _NOTHING).softmax(-1)
-        weight = order.back(weight.masked_fill(unseen[:, None], 0.0))
+        weight = order.back(weight.masked_fill(unseen[:, None], 0.0)).to(memory.dtype)
         return Looked(weight @ memory, weight, TemporalState(sums[:, -1]))
 
 
@@ -117,7 +119,13 @@ class IntraDecoder(nn.Module):
         """(B, T, width), the last of key (B, S, width) or the keys themselves, to (B, T, width)."""
         q, k, k_tokens = self._heads(query, key, q_tokens, k_tokens)
         out = attention(
-            q, self.project(k), k, _EARLIER, scale=1.0, q_tokens=q_tokens, k_tokens=k_tokens
+            q,
+            self.project(k).to(k.dtype),
+            k,
+            _EARLIER,
+            scale=1.0,
+            q_tokens=q_tokens,
+            k_tokens=k_tokens,
         )
         return out.squeeze(1)
 
@@ -132,7 +140,12 @@ class IntraDecoder(nn.Module):
         """softmax(e), (B, T, S)."""
         q, k, k_tokens = self._heads(query, key, q_tokens, k_tokens)
         out = attention_weights(
-            q, self.project(k), _EARLIER, scale=1.0, q_tokens=q_tokens, k_tokens=k_tokens
+            q,
+            self.project(k).to(k.dtype),
+            _EARLIER,
+            scale=1.0,
+            q_tokens=q_tokens,
+            k_tokens=k_tokens,
         )
         return out.squeeze(1)
 
