@@ -79,13 +79,16 @@ def _each(groups: list[str], settings: Settings) -> int:
 
 
 def _summarise(settings: Settings) -> str:
-    """Every figure with a bar of all that was recorded, as text and into summary.txt."""
+    """Every figure with a bar of all that was recorded, into summary.txt; the pages follow."""
     if settings.out is None or not any(settings.out.glob("*.json")):
         return ""
+    from .pages import refresh
     from .report import summary
 
     text = summary(settings.out)
     (settings.out / "summary.txt").write_text(text + "\n", encoding="utf-8")
+    if settings.out == RESULTS:
+        refresh()
     return text
 
 

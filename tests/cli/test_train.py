@@ -98,7 +98,7 @@ def test_another_run_is_not_resumed(
         ("lm", ("{text}", "--pattern", "windw(3)"), "windw"),
         ("lm", ("{text}", "--pattern", "1: causal"), "there is no layer 1, they are 0 to 0"),
         ("lm", ("{text}", "--mechanism", "guess"), "there is no mechanism 'guess'"),
-        ("lm", ("{text}", "--size", "huge"), "size 'huge': there are tiny, small"),
+        ("lm", ("{text}", "--size", "huge"), "size 'huge': there are tiny, mini, small"),
         ("lm", ("{text}", "--model", "bert"), "lm trains llama or gpt2"),
         ("lm", ("{text}", "--tokenizer", "{text}x"), "a tokenizer.json, or a folder with one"),
         ("lm", ("{empty}",), "it is empty"),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.pages import refresh
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,3 +39,12 @@ def test_tables_come_from_result_files(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_tables_follow_the_results(tmp_path: Path) -> None:
+    block = "<!-- from figures.txt -->\n```text\nwith  ms\n\nfast  {}\n```\n<!-- end -->\n"
+    (tmp_path / "README.md").write_text("Before\n" + block.format(7) + "After\n", "utf-8")
+    (tmp_path / "figures.txt").write_text("Title\n\nwith  ms\n\nfast  5\n\nnote\n", "utf-8")
+    assert refresh(tmp_path) == [tmp_path / "README.md"]
+    assert (tmp_path / "README.md").read_text("utf-8") == f"Before\n{block.format(5)}After\n"
+    assert not refresh(tmp_path)

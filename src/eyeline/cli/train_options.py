@@ -27,7 +27,10 @@ Family = Annotated[
     str | None, typer.Option("--model", help="llama, or gpt2.", show_default="llama")
 ]
 Size = Annotated[
-    str | None, typer.Option(help="tiny, small, base, medium or large.", show_default="small")
+    str | None,
+    typer.Option(
+        help="tiny, mini, small, base, medium or large.", show_default="small; seq2seq: mini"
+    ),
 ]
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers, if not the size's.")]
 Width = Annotated[int | None, typer.Option(min=1, help="The width of a layer, likewise.")]
@@ -39,7 +42,10 @@ Pattern = Annotated[str | None, typer.Option("--pattern", help=PATTERN_HELP)]
 Mechanism = Annotated[
     str | None, typer.Option(help='How it is looked: "exact", or "linear", "additive", ….')
 ]
-Dropout = Annotated[float | None, typer.Option(help="The share left out while training.")]
+Dropout = Annotated[
+    float | None,
+    typer.Option(help="The share left out while training.", show_default="0; seq2seq: 0.1"),
+]
 
 # The data.
 Columns = Annotated[

@@ -24,14 +24,15 @@ def new_run(task: TaskName, asked: Mapping[str, Any]) -> Run:
     """A run with the usual values where nothing was asked."""
     if not asked.get("files"):
         raise InvalidArgument("there are no files to train on: name at least one")
-    size, usual = size_of(asked.get("size", "small")), USUAL[task]
-    steps = asked.get("steps", usual.steps)
-    run = Run(
-        task,
-        Shape(FAMILIES[task][0], size.layers, size.width, size.heads, usual.length),
-        Source(files=()),
-        Course(steps, usual.batch_tokens, size.rate, max(1, steps // 20), precision=precision_of()),
+    usual = USUAL[task]
+    size = size_of(asked.get("size", usual.size))
+    shape = Shape(
+        FAMILIES[task][0], size.layers, size.width, size.heads, usual.length, dropout=usual.dropout
     )
+    steps = asked.get("steps", usual.steps)
+    warmup = max(1, steps // 20)
+    course = Course(steps, usual.batch_tokens, size.rate, warmup, precision=precision_of())
+    run = Run(task, shape, Source(files=()), course)
     return _with(run, asked)
 
 
