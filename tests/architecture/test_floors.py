@@ -24,6 +24,7 @@ FLOORS = """
     checkpoints
     tokenizer byte_tokenizer sampling
     planning
+    routing
     kernels
     dispatch
     functional

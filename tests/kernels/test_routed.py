@@ -1,0 +1,158 @@
+"""Attention along a route against the whole matrix of how often each pair meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.functional.routed import coverage, routed_attention, routed_attention_with_lse
+from eyeline.routing import Route
+from eyeline.tokens import NOBODY, default_tokens
+from routed_oracle import dense, meetings
+
+B, H, HK, L, S, E = 2, 6, 3, 23, 29, 5
+PATTERNS = [Full(), Causal(), Causal() & ~Window(0, 0), Causal() & SameDocument()]
+FULL = Full()
+
+
+def drawn_route(rows: int, columns: int, step: int, *, labels: bool, band: bool) -> Route:
+    """Any slots in any places, some of them nobody's, some twice."""
+    torch.manual_seed(rows)
+    blocks, lanes = 7, 3
+    queries = torch.randint(-1, L, (B, H, lanes, blocks * rows))
+    keys = torch.randint(-1, S, (B, H, lanes, (blocks - 1) * step + columns))
+    marks = [torch.randint(0, 2, x.shape) if labels else None for x in (queries, keys)]
+    shape = torch.rand(rows, columns) < 0.7 if band else None
+    return Route(queries, keys, rows, columns, step, *marks, shape)
+
+
+def inputs(width: int = E, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    torch.manual_seed(3)
+    shapes = ((B, H, L, E), (B, HK, S, E), (B, HK, S, width))
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def tokens() -> tuple[Tokens, Tokens]:
+    k = torch.arange(S).repeat(B, 1)
+    k[0, :4] = NOBODY
+    documents = (k // 9).where(k != NOBODY, NOBODY)
+    return Tokens(k[:, -L:], documents[:, -L:]), Tokens(k, documents)
+
+
+@pytest.mark.parametrize("width", [E, 3], ids=["same", "narrow"])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize(("rows", "columns", "step"), [(4, 8, 4), (5, 3, 3), (1, 7, 7), (3, 11, 4)])
+@pytest.mark.parametrize("marked", [False, True], ids=["plain", "marked"])
+def test_equals_the_matrix(
+    marked: bool, rows: int, columns: int, step: int, pattern: Pattern, width: int
+) -> None:
+    route = drawn_route(rows, columns, step, labels=marked, band=marked)
+    q, k = tokens()
+    given = inputs(width)
+    found = routed_attention_with_lse(*given, route, pattern, q_tokens=q, k_tokens=k)
+    expected = dense(meetings(route, pattern, q, k), *given)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    above = torch.randn(B, H, L, width, dtype=torch.float64)
+    some = expected[1].detach() > -torch.inf
+    for with_lse in (False, True):
+        losses = [
+            (out * above).sum() + (lse[some].sin().sum() if with_lse else 0.0)
+            for out, lse in (found, expected)
+        ]
+        ours_all, theirs_all = (
+            torch.autograd.grad(x, given, retain_graph=True) for x in losses
+        )
+        for ours, theirs in zip(ours_all, theirs_all, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_smaller_types(dtype: torch.dtype) -> None:
+    route = drawn_route(4, 8, 4, labels=False, band=False)
+    given = [x.detach().to(dtype) for x in inputs()]
+    found = routed_attention(*given, route)
+    count = meetings(route, FULL, *default_tokens(L, S))
+    exact = dense(count, *(x.double() for x in given))[0]
+    assert found.dtype == dtype
+    error = (found.double() - exact).abs().max()
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+
+
+def test_what_stands_in_pads_is_not_read() -> None:
+    route = drawn_route(4, 8, 4, labels=False, band=False)
+    q, k = tokens()
+    given = inputs()
+    spoiled = [x.detach().clone() for x in given]
+    spoiled[1][0, :, :4] = 1e4
+    spoiled[2][0, :, :4] = 1e4
+    one, two = (
+        routed_attention(*x, route, Causal(), q_tokens=q, k_tokens=k) for x in (given, spoiled)
+    )
+    assert torch.equal(one, two)
+
+
+def test_coverage() -> None:
+    route = drawn_route(4, 8, 4, labels=True, band=True)
+    q, k = tokens()
+    count = meetings(route, Causal(), q, k)
+    given = inputs()
+    found = coverage(given[0], given[1], route, Causal(), q_tokens=q, k_tokens=k)
+    there = [(x.positions != NOBODY)[:, None].expand(-1, H, -1) for x in (q, k)]
+    assert found.queries == pytest.approx(float(count.any(-1)[there[0]].double().mean()))
+    assert found.keys == pytest.approx(float(count.any(-2)[there[1]].double().mean()))
+
+
+def test_dropout_is_right_on_average_and_seeded() -> None:
+    route = drawn_route(4, 8, 4, labels=False, band=False)
+    given = [x.detach() for x in inputs()]
+    whole = routed_attention(*given, route)
+    torch.manual_seed(0)
+    drawn = [routed_attention(*given, route, dropout_p=0.3) for _ in range(400)]
+    torch.manual_seed(0)
+    assert torch.equal(drawn[0], routed_attention(*given, route, dropout_p=0.3))
+    mean, spread = torch.stack(drawn).mean(0), torch.stack(drawn).std(0)
+    assert ((mean - whole).abs() <= 5 * spread / 20 + 1e-12).all()
+    assert (drawn[0] - whole).abs().max() > 0.1
+
+
+def test_dropout_has_gradients() -> None:
+    route = drawn_route(4, 8, 4, labels=False, band=False)
+    given = inputs()
+
+    def call(*x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return routed_attention(*x, route, dropout_p=0.3)
+
+    assert torch.autograd.gradcheck(call, given)
+
+
+def test_second_derivatives_are_refused() -> None:
+    given = inputs()
+    out = routed_attention(*given, drawn_route(4, 8, 4, labels=False, band=False))
+    (slope,) = torch.autograd.grad(out.sum(), given[:1], create_graph=True)
+    with pytest.raises(NotSupported, match="along a route has first derivatives only"):
+        slope.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: Route(r.queries, r.keys, 0, 8, 4), "at least 1"),
+        (lambda r: Route(r.queries, r.keys, 4, 12, 4), "36 places of keys"),
+        (lambda r: Route(r.queries, r.keys, 5, 8, 4), "blocks · rows"),
+        (lambda r: Route(r.queries, r.keys, 4, 8, 4, q_labels=r.queries), "labels of both"),
+        (lambda r: Route(r.queries, r.keys, 4, 8, 4, band=torch.ones(4, 4).bool()), "a band"),
+        (lambda r: Route(r.queries + 1, r.keys, 4, 8, 4), "query slots beyond the 23"),
+        (lambda r: Route(r.queries[:1], r.keys[:1], 4, 8, 4), "for 2 rows of 6 heads"),
+    ],
+)
+def test_mistakes(change: Callable[[Route], Route], words: str) -> None:
+    route = drawn_route(4, 8, 4, labels=False, band=False)
+    with pytest.raises(InvalidArgument, match=words):
+        routed_attention(*inputs(), change(route))
