@@ -65,9 +65,7 @@ def test_equals_the_matrix(
             (out * above).sum() + (lse[some].sin().sum() if with_lse else 0.0)
             for out, lse in (found, expected)
         ]
-        ours_all, theirs_all = (
-            torch.autograd.grad(x, given, retain_graph=True) for x in losses
-        )
+        ours_all, theirs_all = (torch.autograd.grad(x, given, retain_graph=True) for x in losses)
         for ours, theirs in zip(ours_all, theirs_all, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -72,9 +74,9 @@ def routed_attention_with_lse(
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, dropout_p=dropout_p,
     )  # fmt: skip
     work = _work(call, route)
-    if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
-        return torch.compiler.disable(_run)(work, call)
-    return _run(work, call)
+    # As in ``attention``: torch.compile would trace every function from here on.
+    run = _untraced() if "torch._dynamo" in sys.modules else _run
+    return run(work, call)
 
 
 def coverage(
@@ -87,9 +89,7 @@ def coverage(
     k_tokens: Tokens | None = None,
 ) -> Coverage:
     """How many the route reaches: of a mechanism that leaves nobody out both are 1."""
-    call = check_call(
-        query, key, key, pattern, scale=None, q_tokens=q_tokens, k_tokens=k_tokens
-    )
+    call = check_call(query, key, key, pattern, scale=None, q_tokens=q_tokens, k_tokens=k_tokens)
     work = _work(call, route)
     looks, seen = routed.reached(work)
     return Coverage(*(_share(x, y) for x, y in ((looks, work.q_tokens), (seen, work.k_tokens))))
@@ -98,6 +98,12 @@ def coverage(
 def _run(work: Routed, call: Call) -> tuple[Tensor, Tensor]:
     with torch.autocast(call.query.device.type, enabled=False):
         return routed.run(work, call.query, call.key, call.value)
+
+
+@cache
+def _untraced() -> Callable[[Routed, Call], tuple[Tensor, Tensor]]:
+    run: Callable[[Routed, Call], tuple[Tensor, Tensor]] = torch.compiler.disable(_run)
+    return run
 
 
 def _work(call: Call, route: Route) -> Routed:

@@ -12,6 +12,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.functional.additive import additive_attention, additive_attention_weights
 from eyeline.functional.checks import PatternLike, as_pattern, probability
 from eyeline.patterns import Full
+from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
 
@@ -55,6 +56,11 @@ class Additive(nn.Module):
         for weight in (self.w_q, self.w_k, self.w_v):
             bound = weight.shape[-1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
+
+    @property
+    def causality(self) -> str:
+        """ "functional" under a pattern that never looks ahead, else "none"."""
+        return "functional" if never_looks_ahead(self.pattern) else "none"
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise InvalidArgument if it was made for other heads."""

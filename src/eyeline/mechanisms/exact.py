@@ -15,6 +15,7 @@ from eyeline.functional.checks import (
     probability,
 )  # fmt: skip
 from eyeline.patterns import Full
+from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.work import Asked, Work, of_pattern
 from eyeline.tokens import Tokens
 
@@ -50,6 +51,11 @@ class Exact(nn.Module):
         trained = [x for x in self.score_mods if isinstance(x, nn.Module)]
         if trained:  # so that they are found as parts of the module
             self.trained = nn.ModuleList(trained)
+
+    @property
+    def causality(self) -> str:
+        """ "functional" under a pattern that never looks ahead, else "none"."""
+        return "functional" if never_looks_ahead(self.pattern) else "none"
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise InvalidArgument if pattern or score modifiers were made for other heads."""

@@ -1,0 +1,24 @@
+"""Whether a pattern lets a token see its future, known from its structure alone."""
+
+from __future__ import annotations
+
+from eyeline.patterns.algebra import And, Compound, Not
+from eyeline.patterns.base import Pattern
+from eyeline.patterns.causal import Causal
+from eyeline.patterns.window import Window
+
+
+def never_looks_ahead(pattern: Pattern) -> bool:
+    """True if no token may look at a later one, at any length.
+
+    False may also mean that it is not known, as of an explicit matrix or a predicate.
+    """
+    if isinstance(pattern, Causal):
+        return True
+    if isinstance(pattern, Window):
+        return pattern.right == 0
+    if isinstance(pattern, And):
+        return any(map(never_looks_ahead, pattern.parts))
+    if isinstance(pattern, Compound) and not isinstance(pattern, Not):
+        return all(map(never_looks_ahead, pattern.parts))
+    return False

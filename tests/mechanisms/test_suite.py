@@ -1,0 +1,105 @@
+"""Every mechanism shows what check_mechanism asks for; mechanisms with a fault do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eyeline import Causal, Full, Pattern, SameDocument, Tokens, sliding_window
+from eyeline.functional import attention
+from eyeline.mechanisms import Heads, recipe
+from eyeline.testing import Claims, check_mechanism
+
+HEADS, KV_HEADS, WIDTH = 4, 2, 8
+FULL, CAUSAL = Full(), Causal() & SameDocument()
+MIXED = Claims(keeps_documents_apart=False)
+PROJECTED = Claims(linear_in_value=False, weights_sum_to_one=False)
+CASES = [
+    ("exact", FULL, MIXED),
+    ("exact", CAUSAL, Claims()),
+    ("exact", sliding_window(13) & SameDocument(), Claims()),
+    ("additive", CAUSAL, Claims()),
+    ("linear", FULL, MIXED),
+    ("linear", CAUSAL, Claims()),
+    ("linear(feature_map=favor, features=32)", Causal(), MIXED),
+    ("linformer(length=67, k=11)", FULL, PROJECTED),
+    ("compressed(factor=5, by=mean)", FULL, Claims()),
+    ("compressed(factor=5, by=mean, local=true)", Causal(), Claims()),
+    ("compressed(factor=5, by=conv)", Causal(), PROJECTED),
+    ("compressed(factor=5, by=centroids)", FULL, Claims()),
+]
+
+
+def made(text: str, pattern: Pattern, claims: Claims) -> nn.Module:
+    torch.manual_seed(0)
+    heads = Heads(claims.heads, claims.kv_heads, claims.head_dim)
+    return recipe(text).make(pattern, heads)
+
+
+@pytest.mark.parametrize(("text", "pattern", "claims"), CASES, ids=str)
+def test_mechanism(text: str, pattern: Pattern, claims: Claims) -> None:
+    check_mechanism(lambda: made(text, pattern, claims), claims)
+
+
+class Faulty(nn.Module):
+    """Causal attention with something wrong; see each test."""
+
+    causality, pattern = "functional", Causal() & SameDocument()
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        pattern: Pattern = self.pattern
+        if self.fault == "future":
+            pattern = Full()
+        elif self.fault == "documents":
+            pattern = Causal()
+        elif self.fault == "pads" and k_tokens is not None:
+            k_tokens = q_tokens = Tokens.arange(0, key.shape[2])
+        elif self.fault == "batch":
+            key = key + value.mean() - value.mean(1, keepdim=True).mean()
+            key = key + key.mean(0, keepdim=True)
+        out = attention(query, key, value, pattern, q_tokens=q_tokens, k_tokens=k_tokens)
+        if self.fault == "values":
+            out = out + 1.0
+        elif self.fault == "draws":
+            out = out * (1.0 + 1e-12 * torch.rand((), dtype=out.dtype))
+        elif self.fault == "steps" and query.shape[2] < key.shape[2]:
+            out = out * 1.001
+        elif self.fault == "type":
+            out = out.float()
+        return out
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("values", "v = 0 does not give 0"),
+        ("type", "torch.float32"),
+        ("batch", "depends on another"),
+        ("pads", "reach real tokens"),
+        ("future", "reaches who stands before"),
+        ("documents", "a document reaches the next one"),
+        ("draws", "two calls in eval differ"),
+        ("steps", "steps of"),
+    ],
+)
+def test_faults_are_found(fault: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_mechanism(lambda: Faulty(fault), Claims(lengths=(29,)))
+
+
+def test_causality_must_be_declared() -> None:
+    with pytest.raises(AssertionError, match="causality is one of"):
+        check_mechanism(lambda: nn.Identity())
