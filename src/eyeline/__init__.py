@@ -39,11 +39,18 @@ if TYPE_CHECKING:
     from eyeline.layers.conversion import restore as restore
     from eyeline.layers.conversion import to_torch as to_torch
     from eyeline.loading import load as load
+    from eyeline.mechanisms import LSH as LSH
     from eyeline.mechanisms import Additive as Additive
+    from eyeline.mechanisms import ClusteredQueries as ClusteredQueries
     from eyeline.mechanisms import Compressed as Compressed
     from eyeline.mechanisms import Exact as Exact
+    from eyeline.mechanisms import KMeans as KMeans
     from eyeline.mechanisms import LinearAttention as LinearAttention
     from eyeline.mechanisms import Linformer as Linformer
+    from eyeline.mechanisms import Sinkhorn as Sinkhorn
+    from eyeline.mechanisms import Threshold as Threshold
+    from eyeline.mechanisms import TopK as TopK
+    from eyeline.mechanisms import auxiliary_loss as auxiliary_loss
     from eyeline.mechanisms import recipe as recipe
     from eyeline.models import GPT2 as GPT2
     from eyeline.models import Bert as Bert
@@ -116,7 +123,10 @@ _CONTENTS = {
     ),
     "layers.conversion": ("convert", "from_torch", "restore", "to_torch"),
     "loading": ("load",),
-    "mechanisms": ("Additive", "Compressed", "Exact", "LinearAttention", "Linformer", "recipe"),
+    "mechanisms": (
+        "Additive", "ClusteredQueries", "Compressed", "Exact", "KMeans", "LSH", "LinearAttention",
+        "Linformer", "Sinkhorn", "Threshold", "TopK", "auxiliary_loss", "recipe",
+    ),
     "models": (
         "Bert", "BertClassifier", "BertConfig", "BertMasked", "GPT2", "GPT2Config", "Llama",
         "LlamaConfig", "Transformer", "TransformerConfig",

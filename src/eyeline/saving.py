@@ -58,7 +58,10 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Has a file written beside its place, brought to the disk, and renamed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        beside.touch()
+        mode = beside.stat().st_mode
         write(beside)
+        beside.chmod(mode)  # whoever may read other files of the folder may read this one
         _synchronise_file(beside)
         os.replace(beside, path)
     finally:

@@ -111,17 +111,19 @@ def test_dropout_is_right_on_average_and_seeded() -> None:
     given = [x.detach() for x in inputs()]
     whole = routed_attention(*given, route)
     torch.manual_seed(0)
-    drawn = [routed_attention(*given, route, dropout_p=0.3) for _ in range(400)]
+    drawn = [routed_attention(*given, route, dropout_p=0.3) for _ in range(100)]
     torch.manual_seed(0)
     assert torch.equal(drawn[0], routed_attention(*given, route, dropout_p=0.3))
     mean, spread = torch.stack(drawn).mean(0), torch.stack(drawn).std(0)
-    assert ((mean - whole).abs() <= 5 * spread / 20 + 1e-12).all()
+    assert ((mean - whole).abs() <= 5 * spread / 10 + 1e-12).all()
     assert (drawn[0] - whole).abs().max() > 0.1
 
 
 def test_dropout_has_gradients() -> None:
-    route = drawn_route(4, 8, 4, labels=False, band=False)
-    given = inputs()
+    torch.manual_seed(2)
+    slots = [torch.randint(-1, 5, (1, 2, 2, 6)) for _ in range(2)]
+    route = Route(*slots, 2, 3, 1)
+    given = [torch.randn(1, 2, 5, 2, dtype=torch.float64).requires_grad_() for _ in range(3)]
 
     def call(*x: Tensor) -> Tensor:
         torch.manual_seed(1)

@@ -178,3 +178,14 @@ def test_a_layer_may_use_any_place_of_a_cache() -> None:
         outs = [layer(x, q_tokens=tokens, cache=LayerCache(shared, place)) for place in range(3)]
     for out in outs:
         torch.testing.assert_close(out, layer(x), rtol=0, atol=1e-12)
+
+
+def test_caches_under_autocast() -> None:
+    stack = BlockShape(D, 4, 31).stack(2, Causal(), position=Sinusoidal(D)).eval()
+    x, caches, tokens = random(2, LENGTH, D).float(), stack.new_caches(2), Tokens.arange(0, LENGTH)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        whole = stack(x)
+        steps = [stack(x[:, i : i + 5], caches=caches) for i in range(0, LENGTH, 5)]
+    assert torch.cat(steps, 1).dtype == whole.dtype
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0.05, atol=0.05)
+    assert caches[0].position == tokens.length

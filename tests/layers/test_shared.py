@@ -7,18 +7,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eyeline import Causal, Tokens
+from eyeline.checkpoints.safetensors import SafeTensors
 from eyeline.encodings import Rotary
-from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention
 from eyeline.layers.conversion import to_torch
 from eyeline.layers.packed import pack
-from eyeline.mechanisms import Exact
+from eyeline.loading import load
+from eyeline.mechanisms import Exact, recipe
 from eyeline.mechanisms.lsh import LSH
-from eyeline.models.weights import own_names
+from eyeline.models import Bert, BertConfig
+from eyeline.models.base import Part
+from eyeline.models.weights import fill, own_names
 from eyeline.planning.work import Asked
+from eyeline.saving import save
 from layers.dense import drawn, heads_of, random
 
 D, HEADS, LENGTH = 12, 3, 23
@@ -42,6 +48,13 @@ def test_one_projection_makes_both() -> None:
     (one,) = torch.autograd.grad(ours(x).sum(), ours.q_proj.weight)
     (two,) = torch.autograd.grad(want.sum(), ours.q_proj.weight)
     torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+
+
+def test_it_is_multiplied_once() -> None:
+    ours, calls = layer(), []
+    ours.q_proj.register_forward_hook(lambda *_: calls.append(1))
+    ours(random(2, LENGTH, D))
+    assert len(calls) == 1
 
 
 def test_parameters_count_once_and_are_drawn_once() -> None:
@@ -76,16 +89,47 @@ def test_state_and_copies_keep_it_one() -> None:
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch")
     ours = layer()
     state = ours.state_dict()
-    library.save_file({name: state[name] for name in own_names(ours)}, tmp_path / "a.safetensors")
+    save_file({name: state[name] for name in own_names(ours)}, tmp_path / "a.safetensors")
     other = layer()
     with torch.no_grad():
         other.q_proj.weight.zero_()
-    other.load_state_dict(library.load_file(tmp_path / "a.safetensors"), strict=False)
+    other.load_state_dict(load_file(tmp_path / "a.safetensors"), strict=False)
     assert all(torch.equal(x, y) for x, y in zip(ours.state_dict().values(),
                other.state_dict().values(), strict=True))  # fmt: skip
+
+
+def test_weights_that_were_not_shared_are_not_taken_by_half(tmp_path: Path) -> None:
+    apart = MultiHeadAttention(D, HEADS).double()
+    save_file(apart.state_dict(), tmp_path / "model.safetensors")
+    names = {name: [Part(name)] for name in apart.state_dict()}
+    tensors = SafeTensors({tmp_path / "model.safetensors": None})
+    fill(apart, tensors, names, source=tmp_path)
+    with pytest.raises(CheckpointError, match=r"q_proj.weight and k_proj.weight are one param"):
+        fill(layer(), tensors, names, source=tmp_path)
+
+
+def test_a_saved_model_comes_back(tmp_path: Path) -> None:
+    config = BertConfig(vocabulary=31, width=D, hidden=7, layers=2, heads=HEADS, trained_length=29)
+    ours, ids = Bert(config, mechanism=recipe("lsh(bucket_size=3)")).eval(), torch.arange(23)[None]
+    save(ours, tmp_path)
+    for packed in (False, True):
+        back = load(tmp_path, kind=Bert, packed=packed).model
+        assert torch.equal(ours(ids), back(ids))
+        attention = back.blocks[0].attention
+        assert attention.k_proj.weight is attention.q_proj.weight
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+def test_a_graph_goes_on_after_it() -> None:
+    ours, x = layer(), random(2, LENGTH, D)
+    compiled = torch.compile(ours, backend="eager")
+    assert torch.equal(compiled(x), ours(x))
+    (one,), (two,) = (
+        torch.autograd.grad(y(x).square().sum(), ours.q_proj.weight) for y in (compiled, ours)
+    )
+    assert torch.equal(one, two)
 
 
 def read(ours: MultiHeadAttention, x: Tensor, step: int) -> Tensor:
@@ -105,7 +149,9 @@ def test_rotary_caches_and_packed_weights(step: int) -> None:
     torch.testing.assert_close(read(ours, x, step), whole, rtol=0, atol=1e-10)
     small = layer().float()
     want = read(small, x.float(), step)
-    pack(small)  # replaces q_proj; k_proj is the same weight still
+    assert pack(small)  # replaces q_proj; k_proj holds the same weight still
+    if small.k_proj is not small.q_proj:
+        small.k_proj.register_forward_hook(lambda *_: pytest.fail("keys are made apart"))
     torch.testing.assert_close(read(small, x.float(), step), want, rtol=0, atol=1e-4)
 
 

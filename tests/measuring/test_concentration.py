@@ -64,8 +64,8 @@ def test_the_weights_that_are_measured_are_those_of_a_trace() -> None:
 def test_sheets_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = llama().double(), ids(1, 23)[0].tolist()
     whole = concentration(model, text)
-    monkeypatch.setattr("eyeline.routing.scored._SHEET", 50)
-    monkeypatch.setattr("eyeline.routing.scored._FEWEST_ROWS", 2)
+    monkeypatch.setattr("eyeline.routing.ranges._PAIRS", 50)
+    monkeypatch.setattr("eyeline.routing.ranges._FEWEST_ROWS", 2)
     sizes: list[int] = []
     parts = module._parts
     monkeypatch.setattr(module, "_parts", lambda x, s: (sizes.append(x.numel()), parts(x, s))[1])

@@ -25,7 +25,7 @@ from eyeline.functional.kmeans import kmeans_attention
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
 from eyeline.mechanisms.kmeans import KMeans
-from eyeline.routing.clusters import first_centroids, moved
+from eyeline.routing.clusters import first_centroids, moved, sums
 from eyeline.testing.watch import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
@@ -243,7 +243,7 @@ def test_training_begins_then_moves_the_centroids() -> None:
         ours(*inputs)
         assert ours.auxiliary is not None and bool(ours.begun)
         same(ours.auxiliary, 0.5 * loss_of(inputs, before))
-        same(ours.centroids, moved(before, x, torch.cdist(x, before).argmin(-1), 0.9))
+        same(ours.centroids, moved(before, *sums(x, torch.cdist(x, before).argmin(-1), C), 0.9))
         same(ours.centroids.norm(dim=-1), torch.ones(H, C).double())
     assert not torch.equal(ours.centroids, drawn)
     kept = ours.centroids.clone()

@@ -80,13 +80,12 @@ def same_gradients(one: Tensor, other: Tensor, given: list[Tensor]) -> None:
 @BOTH
 @pytest.mark.parametrize("pattern", [FULL, sliding_window(13)], ids=str)
 def test_what_every_mechanism_shows(kind: str, pattern: Pattern) -> None:
-    check_mechanism(lambda: MAKES[kind](pattern), Claims(lengths=(0, 1, 23)))
+    check_mechanism(lambda: MAKES[kind](pattern), Claims(lengths=(0, 23)))
 
 
 @BOTH
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-@pytest.mark.parametrize("tokens", [{}, packed()], ids=["plain", "packed"])
-@pytest.mark.parametrize("width", [E, 3])
+@pytest.mark.parametrize(("tokens", "width"), [({}, 3), (packed(), E)], ids=["plain", "packed"])
 def test_equals_the_matrix_of_what_is_picked(
     kind: str, pattern: Pattern, tokens: dict[str, Tokens], width: int
 ) -> None:
@@ -157,7 +156,7 @@ def test_pads_change_nothing(kind: str, side: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("pattern", [CAUSAL, sliding_window(6), streaming(5, 2)], ids=str)
-@pytest.mark.parametrize("step", [1, 3, 8])
+@pytest.mark.parametrize("step", [1, 8])
 def test_decoding_equals_the_whole(kind: str, pattern: Pattern, step: int) -> None:
     layer = MultiHeadAttention(
         16, H, num_kv_heads=HK, position=Rotary(4), mechanism=MAKES[kind](pattern)
@@ -190,9 +189,9 @@ def test_dropout(kind: str) -> None:
     assert torch.equal(ours.eval()(*given), plain)
     ours.train()
     torch.manual_seed(0)
-    outs = torch.stack([ours(*given) for _ in range(80)])
+    outs = torch.stack([ours(*given) for _ in range(40)])
     assert (outs[0] - plain).abs().max() > 0.1
-    assert ((outs.mean(0) - plain).abs() <= 5 * outs.std(0) / 80**0.5 + 1e-12).all()
+    assert ((outs.mean(0) - plain).abs() <= 5 * outs.std(0) / 40**0.5 + 1e-12).all()
 
 
 @BOTH

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eyeline.errors import InvalidArgument
-from eyeline.mechanisms import Additive, Exact, ExtraKeys
-from eyeline.mechanisms.recipes import Heads, Recipe, recipe
+from eyeline.mechanisms import Additive, Exact, ExtraKeys, Heads, Recipe, recipe
 from eyeline.patterns import Causal
 
 HEADS = Heads(6, 3, 7)

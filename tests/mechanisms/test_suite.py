@@ -15,6 +15,7 @@ HEADS, KV_HEADS, WIDTH = 4, 2, 8
 FULL, CAUSAL = Full(), Causal() & SameDocument()
 MIXED = Claims(keeps_documents_apart=False)
 PROJECTED = Claims(linear_in_value=False, weights_sum_to_one=False)
+ITS_OWN_KEYS = Claims(shared_qk=True, kv_heads=4)
 CASES = [
     ("exact", FULL, MIXED),
     ("exact", CAUSAL, Claims()),
@@ -28,6 +29,19 @@ CASES = [
     ("compressed(factor=5, by=mean, local=true)", Causal(), Claims()),
     ("compressed(factor=5, by=conv)", Causal(), PROJECTED),
     ("compressed(factor=5, by=centroids)", FULL, Claims()),
+    ("topk(k=5)", FULL, Claims()),
+    ("topk(k=5)", Causal(), Claims()),
+    ("threshold(t=0.05)", Causal(), Claims()),
+    ("threshold(t=0.05)", sliding_window(13), Claims()),
+    ("lsh(bucket_size=7, rounds=3)", FULL, ITS_OWN_KEYS),
+    ("lsh(bucket_size=7, rounds=3)", Causal(), ITS_OWN_KEYS),
+    ("lsh(bucket_size=7, rounds=3, by=buckets, buckets=4)", Causal(), ITS_OWN_KEYS),
+    ("kmeans(clusters=5, window=7)", FULL, Claims()),
+    ("kmeans(clusters=5, window=7)", sliding_window(13), Claims()),
+    ("clustered(clusters=5, topk=7)", FULL, Claims()),
+    ("sinkhorn(block=7)", FULL, Claims()),
+    ("sinkhorn(block=7)", Causal(), Claims()),
+    ("sinkhorn(block=1, network=table, blocks=67)", Causal(), Claims()),
 ]
 
 

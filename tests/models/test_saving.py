@@ -90,6 +90,13 @@ def test_a_saved_model_comes_back(name: str, tmp_path: Path) -> None:
         assert (found.model.head.weight is found.model.embedding.weight) is tied
 
 
+def test_all_files_may_be_read_by_the_same(tmp_path: Path) -> None:
+    (tmp_path / "another").touch()
+    save(MODELS["bert"](), tmp_path / "model")
+    modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
+    assert modes == {(tmp_path / "another").stat().st_mode}
+
+
 def test_every_family_is_saved_here() -> None:
     assert {FAMILIES[name].model for name in FAMILIES} == {type(make()) for make in MODELS.values()}
 

@@ -93,8 +93,11 @@ def test_gradients_of_second_order_and_pieces(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("step", [1, 2, 3, 6, 7, 8])
 def test_sums_in_steps(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = random(1, 2, N, N)
-    whole = balanced(scores, may(True), iterations=4, causal=True)
-    monkeypatch.setattr("eyeline.routing.balancing._STEP", step)
-    found = balanced(scores, may(True), iterations=4, causal=True)
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-13)
+    scores, above = random(1, 2, N, N).requires_grad_(), random(1, 2, N, N, seed=1)
+    found = []
+    for size in (99, step):
+        monkeypatch.setattr("eyeline.routing.balancing._STEP", size)
+        p = balanced(scores, may(True), iterations=4, causal=True)
+        found.append((p, *torch.autograd.grad((p * above).sum(), scores)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)

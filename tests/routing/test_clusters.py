@@ -18,6 +18,7 @@ from eyeline.routing.clusters import (
     means,
     moved,
     nearest,
+    sums,
 )
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
@@ -91,7 +92,7 @@ def test_means_and_their_gradient() -> None:
 def test_running_centroids() -> None:
     x, centroids = (functional.normalize(y, dim=-1) for y in (random(1, 9, E), random(1, 3, E)))
     chosen = torch.tensor([[0, 0, 2, 2, 2, -1, 0, 2, 0]])
-    found = moved(centroids, x, chosen, 0.9)
+    found = moved(centroids, *sums(x, chosen, 3), 0.9)
     assert torch.equal(found[0, 1], centroids[0, 1])
     for c in (0, 2):
         new = 0.9 * centroids[0, c] + 0.1 * x[0, chosen[0] == c].mean(0)
@@ -143,3 +144,10 @@ def test_best_keys_of_documents() -> None:
         )
         assert best[0, h, 1].tolist() == [-1, -1, -1]
         assert best[0, h, 2].tolist() == score[0, h, 2, :4].topk(3).indices.sort().values.tolist()
+
+
+def test_a_centre_that_nobody_chose_stays() -> None:
+    """Two first centres are equal, so that the second gets nobody at first, and the ones then."""
+    x = torch.tensor([1.0, 1.0, 1.0, 1.0, 2.9, 5.0], dtype=torch.float64)[:, None]
+    found = clustered(x[None, None], Tokens.arange(0, 6), 3, 2)
+    assert found.flatten().tolist() == lloyd(x, 3, 2) == [1, 1, 1, 1, 0, 2]

@@ -130,4 +130,4 @@ def test_who_stands() -> None:
     assert [tuple(each) for each in found.documents] == [(0, 0, 2), (1, 2, 5)]
     assert found.shares(4) == [2, 3] and found.shares(1) == [1, 1] and found.shares(99) == [2, 3]
     nobody = standing(Tokens.listed([-1, -1]), torch.device("cpu"))
-    assert nobody.count == 0 and nobody.shares(3) == []
+    assert nobody.size == 0 and nobody.shares(3) == []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -12,6 +9,7 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, check_call
+from eyeline.functional.eager import eager
 from eyeline.kernels import routed
 from eyeline.kernels.route_pieces import Routed
 from eyeline.patterns import Full
@@ -73,10 +71,7 @@ def routed_attention_with_lse(
         query, key, value, pattern,
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, dropout_p=dropout_p,
     )  # fmt: skip
-    work = _work(call, route)
-    # As in ``attention``: torch.compile would trace every function from here on.
-    run = _untraced() if "torch._dynamo" in sys.modules else _run
-    return run(work, call)
+    return eager(lambda: _run(_work(call, route), call))
 
 
 def coverage(
@@ -98,12 +93,6 @@ def coverage(
 def _run(work: Routed, call: Call) -> tuple[Tensor, Tensor]:
     with torch.autocast(call.query.device.type, enabled=False):
         return routed.run(work, call.query, call.key, call.value)
-
-
-@cache
-def _untraced() -> Callable[[Routed, Call], tuple[Tensor, Tensor]]:
-    run: Callable[[Routed, Call], tuple[Tensor, Tensor]] = torch.compiler.disable(_run)
-    return run
 
 
 def _work(call: Call, route: Route) -> Routed:

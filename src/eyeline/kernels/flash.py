@@ -82,4 +82,5 @@ def _additive(mask: Tensor | None, bias: Tensor | None, q: Tensor) -> Tensor | N
         return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     if mask is None:
         return None
-    return torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    # 1 - 1/mask: passes over numbers are quicker than filling under bools.
+    return mask.to(q.dtype).reciprocal_().neg_().add_(1.0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.kernels import flash, plain
+from eyeline.kernels import flash, plain, selected
 from eyeline.kernels.bags import Bags
 from eyeline.kernels.once import only_once
 from eyeline.kernels.route_pieces import Piece, Routed
@@ -67,6 +67,8 @@ class _Routed(torch.autograd.Function):
 
 
 def _results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    if selected.serves(work):
+        return selected.results(work, query, key, value)
     wide = torch.promote_types(query.dtype, torch.float32)
     out = value.new_zeros(*query.shape[:3], value.shape[3])
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
@@ -98,6 +100,9 @@ def _gradients(
     lse = lse.masked_fill(empty, torch.inf)
     if grad_lse is not None:
         grad_lse = grad_lse.masked_fill(empty, 0.0)
+    if selected.serves(work):
+        found = selected.gradients(work, inputs, (out, lse), (grad, grad_lse))
+        return tuple(x.to(y.dtype) for x, y in zip(found, inputs, strict=True))
     for head in work.heads():
         q, k, v = head.of(*inputs)
         known = [x if x is None else x[head.row, head.head] for x in (out, lse, grad, grad_lse)]
@@ -105,10 +110,10 @@ def _gradients(
         dk, dv = (x.new_zeros(*head.keys.shape, x.shape[1], dtype=lse.dtype) for x in (k, v))
         for piece in head.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
             blocks = piece.rows(q), piece.columns(k), piece.columns(v)
-            found = _backward(piece, blocks, [None if x is None else piece.rows(x) for x in known])
-            piece.put(dq, found[0])
-            piece.add(dk, found[1])
-            piece.add(dv, found[2])
+            slopes = _backward(piece, blocks, [None if x is None else piece.rows(x) for x in known])
+            piece.put(dq, slopes[0])
+            piece.add(dk, slopes[1])
+            piece.add(dv, slopes[2])
         keys = Bags(head.keys, k.shape[0])
         own = head.of(*grads)
         own[0].copy_(Bags(head.queries, q.shape[0]).sums(dq))

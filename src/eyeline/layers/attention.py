@@ -18,6 +18,7 @@ from eyeline.layers.checks import (
     check_last,
     check_mechanism,
     check_same,
+    check_shared,
     check_sizes,
     check_tokens,
     head_width,
@@ -62,8 +63,9 @@ class MultiHeadAttention(nn.Module):
     bias: whether the four projections have one. dropout: of weights, and only while training.
 
     Parameters: q_proj, k_proj, v_proj, out_proj, nn.Linear each, drawn as nn.MultiheadAttention
-    draws its own. With head_dim = embed_dim / num_heads, h heads have as many parameters and
-    multiplications as one of full width. Vaswani et al. 2017; Ainslie et al. 2023 (shared heads).
+    draws its own; where a mechanism's keys are its queries (LSH), k_proj is q_proj. With head_dim =
+    embed_dim / num_heads, h heads have as many parameters and multiplications as one of full
+    width. Vaswani et al. 2017; Ainslie et al. 2023 (shared heads).
 
     Raises InvalidArgument for sizes that do not fit together, for what was made for other heads,
     for a pattern beside a mechanism, and for dropout or score modifiers beside a mechanism, which
@@ -107,7 +109,10 @@ class MultiHeadAttention(nn.Module):
         self.mechanism = mechanism
         width, kv_width = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, width, bias=bias)
-        self.k_proj = nn.Linear(self.kdim, kv_width, bias=bias)
+        shared = getattr(mechanism, "shared_qk", False)
+        if shared:
+            check_shared(type(mechanism).__name__, embed_dim, self.kdim)
+        self.k_proj = self.q_proj if shared else nn.Linear(self.kdim, kv_width, bias=bias)
         self.v_proj = nn.Linear(self.vdim, kv_width, bias=bias)
         self.out_proj = nn.Linear(width, embed_dim, bias=bias)
         self.reset_parameters()
@@ -127,7 +132,7 @@ class MultiHeadAttention(nn.Module):
         Where all widths are embed_dim, torch holds queries, keys and values in one matrix, whose
         Xavier bound is that of its 3d rows: √(6 / 4d), not √(6 / 2d).
         """
-        inward = (self.q_proj, self.k_proj, self.v_proj)
+        inward = dict.fromkeys((self.q_proj, self.k_proj, self.v_proj))  # a shared one once
         packed = self.kdim == self.vdim == self.embed_dim
         rows = sum(layer.out_features for layer in inward)
         for layer in inward:
@@ -227,16 +232,22 @@ class MultiHeadAttention(nn.Module):
 
     def work(self, asked: Asked) -> Work:
         """The mechanism's, and apart from it L·d·H·E for queries and for the output, and S·d·Hk·E
-        for keys and for values; see ``eyeline.cost``."""
+        for keys and for values, once for queries that are keys; see ``eyeline.cost``."""
         if not isinstance(self.mechanism, Countable):
             raise NotSupported(f"{type(self.mechanism).__name__} has no work to count")
         own = {"heads": self.num_heads, "kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
         found = self.mechanism.work(asked.known("a layer", value_dim=self.head_dim, **own))
         queries, keys = found.call.length, found.call.key_length
-        parts = ((self.q_proj, queries), (self.k_proj, keys), (self.v_proj, keys))
+        asking = 0 if self._shares else queries  # a shared projection's queries are its keys
+        parts = ((self.q_proj, asking), (self.k_proj, keys), (self.v_proj, keys))
         made = sum(rows * x.weight.numel() for x, rows in (*parts, (self.out_proj, queries)))
         around = 2 * queries * self.embed_dim + numbers_in(self) - numbers_in(self.mechanism)
         return replace(found, projections=made, numbers=found.numbers + around, backward=None)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether queries and keys are of one projection, and so are the same."""
+        return self.k_proj.weight is self.q_proj.weight
 
     @property
     def _has_positions(self) -> bool:
@@ -303,6 +314,8 @@ class MultiHeadAttention(nn.Module):
                 f"self attention with embed_dim={self.embed_dim}, kdim={self.kdim} and "
                 f"vdim={self.vdim}: the layer needs a key and a value"
             )
+        if self._shares and k_tokens is q_tokens:
+            return q, q, self._split(self.v_proj(query))
         if k_tokens is not q_tokens:
             placed = self._placed(query, k_tokens)
         return q, self._heads(self.k_proj(placed), k_tokens), self._split(self.v_proj(query))

@@ -45,6 +45,15 @@ def check_width(name: str, x: Tensor, width: int) -> None:
         )
 
 
+def check_shared(name: str, embed_dim: int, kdim: int) -> None:
+    """Raise InvalidArgument where a query's own projection cannot make the keys."""
+    if kdim != embed_dim:
+        raise InvalidArgument(
+            f"mechanism={name}(…) has shared queries and keys, of one projection: kdim={kdim} is "
+            f"not embed_dim={embed_dim}"
+        )
+
+
 def check_input(name: str, x: Tensor, width: int, weight: Tensor) -> None:
     """Raise InvalidArgument unless x is (B, L, width) with the weight's dtype."""
     if x.dtype == weight.dtype and x.dim() == 3 and x.size(2) == width:

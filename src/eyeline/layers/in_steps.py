@@ -86,7 +86,10 @@ def attend(
 
     place: from ``cache_of``, advanced by q_tokens; None reads the whole text at once. k_tokens:
     what ``advance`` returned, or q_tokens. A mechanism with ``step`` writes to its cache itself.
+    Under autocast, where projections give another type, the cache keeps its own.
     """
+    if place is not None and torch.is_autocast_enabled(query.device.type):
+        query, key, value = (x.to(place.cache.layout.dtype) for x in (query, key, value))
     step = getattr(mechanism, "step", None)
     if place is not None and step is not None:
         stepped: Tensor = step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import Convolution, MultiHeadAttention, Recurrent
 from eyeline.layers.ancestors import LSTMN
-from eyeline.mechanisms.recipes import Heads, Option, Recipe, word_and_options
+from eyeline.mechanisms.making import Heads
+from eyeline.mechanisms.recipes import Option, Recipe, word_and_options
 from eyeline.patterns import Causal, Full, Pattern, parse
 from eyeline.planning.path_dilated import dilated_path
 from eyeline.planning.work import Asked, Work
@@ -41,7 +42,8 @@ LAYERS: Mapping[str, Any] = {
 class Kind:
     """A mechanism under a pattern, or another layer: ``linear(feature_map=relu)``, ``recurrent``.
 
-    Linformer without a length is made for the one it is asked at. Raises InvalidArgument for a
+    Linformer without a length is made for the one it is asked at, and so are the clusters of kmeans:
+    as many as its windows fit there. Raises InvalidArgument for a
     name or options that do not exist, and NotSupported for a pattern that cannot be honoured.
     """
 
@@ -104,7 +106,8 @@ class Kind:
     def call(self, heads: Heads, length: int, *, dtype: torch.dtype = torch.float32) -> nn.Module:
         """What is timed: called with query, key and value (B, H, L, E)."""
         if self.has_heads:
-            return self.mechanism(heads, length).to(dtype)
+            made = self.mechanism(heads, length).to(dtype)
+            return _Shared(made) if getattr(made, "shared_qk", False) else made
         return _OnTokens(self._layer(heads.num_heads * heads.head_dim, length)).to(dtype)
 
     def work(self, length: int, width: int, heads: int) -> Work:
@@ -172,6 +175,8 @@ def standard(length: int, shortest: int | None = None) -> tuple[Kind, ...]:
         f"bigbird({block}, {min(3, blocks)}, {min(2, blocks)})", "streaming(252, 4)",
     )  # fmt: skip
     others = [
+        "topk(k=32)", "threshold(t=0.01)", f"lsh(bucket_size={block}, rounds=8)",
+        f"kmeans(window={block})", "clustered(clusters=64, topk=32)", f"sinkhorn(block={block})",
         "additive", "linformer(k=256)", "compressed(factor=4)", "compressed(factor=4, by=mean)",
         "linear", "linear(feature_map=relu)", "linear(feature_map=favor)",
     ]  # fmt: skip
@@ -183,6 +188,18 @@ def standard(length: int, shortest: int | None = None) -> tuple[Kind, ...]:
         *(kind(text) for text in others),
         *(kind(text, Causal()) for text in causal),
     )
+
+
+class _Shared(nn.Module):
+    """A mechanism whose keys are its queries, called with others, which it does not read."""
+
+    def __init__(self, mechanism: nn.Module) -> None:
+        super().__init__()
+        self.mechanism = mechanism
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out: Tensor = self.mechanism(query, query, value)
+        return out
 
 
 class _OnTokens(nn.Module):
@@ -199,11 +216,13 @@ class _OnTokens(nn.Module):
 
 
 def _recipe(of: Kind, length: int) -> Recipe:
-    if of.name == "linformer" and "length" not in dict(of.options):
-        of_length: Sequence[tuple[str, Option]] = (("length", length), *of.options)
-        return Recipe(of.name, tuple(of_length))
+    options = dict(of.options)
+    if of.name == "linformer":
+        options.setdefault("length", length)
+    if of.name == "kmeans" and isinstance(window := options.get("window"), int):
+        options.setdefault("clusters", max(length // max(window, 1), 1))
     try:
-        return Recipe(of.name, of.options)
+        return Recipe(of.name, tuple(options.items()))
     except InvalidArgument as error:
         if "there is no mechanism" not in str(error):
             raise

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 from torch import nn
 
-from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.mechanisms.additive import Additive
-from eyeline.mechanisms.compressed import By, Compressed
-from eyeline.mechanisms.exact import Exact
-from eyeline.mechanisms.extra_keys import ExtraKeys
-from eyeline.mechanisms.linear import LinearAttention
-from eyeline.mechanisms.linformer import Linformer, Sharing
+from eyeline.errors import InvalidArgument
+from eyeline.mechanisms.making import TABLE, Heads
 from eyeline.patterns import Pattern
 
 Option = int | float | bool | str | None
@@ -31,95 +26,6 @@ MAX_CHARACTERS = 500
 _RECIPE = re.compile(r"\s*([a-z_][a-z_0-9]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _OPTION = re.compile(r"\s*([a-z_][a-z_0-9]*)\s*=\s*([A-Za-z_0-9.+-]+)\s*")
 _WORDS: Mapping[str, Option] = {"true": True, "false": False, "none": None}
-
-
-@dataclass(frozen=True)
-class Heads:
-    """What a mechanism works on: so many heads of queries, of keys, and their width."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-Make = Callable[..., nn.Module]
-"""(pattern, heads, *, dropout, **options) to a module that is called as ``Exact`` is."""
-
-
-def _exact(pattern: Pattern, heads: Heads, *, dropout: float) -> nn.Module:
-    return Exact(pattern, dropout=dropout)
-
-
-def _additive(
-    pattern: Pattern, heads: Heads, *, dropout: float, hidden: int | None = None
-) -> nn.Module:
-    return Additive(
-        heads.num_heads, heads.head_dim, hidden=hidden, pattern=pattern, dropout=dropout
-    )
-
-
-def _extra_keys(pattern: Pattern, heads: Heads, *, dropout: float, count: int) -> nn.Module:
-    exact = Exact(pattern, dropout=dropout)
-    return ExtraKeys(exact, count, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim)
-
-
-def _linformer(
-    pattern: Pattern,
-    heads: Heads,
-    *,
-    dropout: float,
-    length: int,
-    k: int,
-    sharing: Sharing | None = "heads",
-) -> nn.Module:
-    return Linformer(
-        length, k, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
-        sharing=sharing if sharing is not None else "none",  # the word none reads as None
-        pattern=pattern, dropout=dropout,
-    )  # fmt: skip
-
-
-def _compressed(
-    pattern: Pattern,
-    heads: Heads,
-    *,
-    dropout: float,
-    factor: int,
-    by: By = "conv",
-    local: bool = False,
-    rounds: int = 5,
-) -> nn.Module:
-    return Compressed(
-        factor, by=by, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
-        pattern=pattern, local=local, rounds=rounds, dropout=dropout,
-    )  # fmt: skip
-
-
-def _linear(
-    pattern: Pattern,
-    heads: Heads,
-    *,
-    dropout: float,
-    feature_map: str = "elu",
-    features: int | None = None,
-    seed: int = 0,
-) -> nn.Module:
-    if dropout:
-        raise NotSupported(f"dropout={dropout:g}: linear attention has no weights to leave out")
-    return LinearAttention(
-        heads.num_heads, heads.head_dim,
-        feature_map=feature_map, pattern=pattern, features=features, seed=seed,
-    )  # fmt: skip
-
-
-TABLE: Mapping[str, Make] = {
-    "exact": _exact,
-    "additive": _additive,
-    "extra_keys": _extra_keys,
-    "linear": _linear,
-    "linformer": _linformer,
-    "compressed": _compressed,
-}
 
 
 @final

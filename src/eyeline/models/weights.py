@@ -34,7 +34,7 @@ def fill(
     tied = tied if tied is not None else {}
     _account(tensors, names, source=source, spared=lambda name: name in tied or derived(name))
     for ours in _shared(model):
-        given = next((name for name in ours if name in names), None)
+        given = _given(ours, names, source)
         before = _owned(model, ours[0])
         if given is None:  # a mechanism's own, which other libraries' files do not hold
             now = before.detach().to(device, dtype if before.is_floating_point() else None)
@@ -54,6 +54,17 @@ def fill(
 def own_names(model: nn.Module) -> Names:
     """Our own folders: each parameter and stored buffer under its name, a shared one once."""
     return {ours[0]: [Part(ours[0])] for ours in _shared(model)}
+
+
+def _given(ours: Sequence[str], names: Names, source: Path) -> str | None:
+    """The name that says what the file has for one parameter. Raises CheckpointError for two."""
+    given = [name for name in ours if name in names]
+    if len({tuple(names[name]) for name in given}) > 1:
+        raise CheckpointError(
+            f"{source}: {' and '.join(given)} are one parameter in this model, and two tensors "
+            "there: these weights were not trained to be shared"
+        )
+    return given[0] if given else None
 
 
 def _shared(model: nn.Module) -> Iterator[list[str]]:

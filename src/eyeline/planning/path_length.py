@@ -77,6 +77,11 @@ def _of_module(module: nn.Module, length: int | None, tokens: Tokens | None) -> 
         if length is None or tokens is not None:
             raise InvalidArgument("the longest path of a mechanism or layer is that of a length")
         return looking.path(length)
+    if hasattr(looking, "route"):
+        raise NotSupported(
+            f"{type(looking).__name__} chooses who looks at whom by content: how far that reaches "
+            "is not known before"
+        )
     pattern = getattr(looking, "pattern", None)
     if not isinstance(pattern, Pattern):
         raise NotSupported(f"{type(looking).__name__} has neither a pattern nor a path")

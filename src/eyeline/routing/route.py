@@ -65,7 +65,7 @@ class Route:
     @property
     def pairs(self) -> int:
         """How many pairs of places are computed, allowed or not: all rows and heads together."""
-        return self.queries[..., 0].numel() * self.blocks * self.rows * self.columns
+        return self.queries.shape[:3].numel() * self.blocks * self.rows * self.columns
 
     @property
     def sizes(self) -> str:
@@ -76,6 +76,8 @@ class Route:
 
 def gathered(x: Tensor, slots: Tensor, empty: int) -> Tensor:
     """x[slots] of one dimension; ``empty`` where nobody is."""
+    if not len(x):
+        return torch.full_like(slots, empty, dtype=x.dtype)
     taken: Tensor = x[slots.clamp(min=0)]
     return taken.masked_fill(slots == NOBODY, empty)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 
 from eyeline.errors import InvalidArgument
@@ -15,8 +17,16 @@ def check_causal(model: LanguageModel, length: int) -> None:
     """Raise InvalidArgument, naming a pair, if a token sees one that comes after it.
 
     Patterns are looked at up to ``length``, 64 at most. Whatever a mechanism makes of them is
-    tried: a change of the last id must not change what is predicted before.
+    tried: a change of the last id must not change what is predicted before. Routing that saw the
+    whole text ("edge") is refused: a loss helped by the future says nothing of what is written.
     """
+    for layer, mechanism in enumerate(x.attention.attend for x in cast(Any, model.layers)):
+        if getattr(mechanism, "causality", None) == "edge":
+            raise InvalidArgument(
+                f"layer {layer}, {type(mechanism).__name__}: {mechanism.no_cache}. A language "
+                "model is to know nothing of the future: lsh(by=buckets), topk, sinkhorn, linear "
+                "and exact patterns do not"
+            )
     size = min(length, _MOST)
     heads = model.config.heads
     for pattern in model.patterns:

@@ -94,6 +94,7 @@ class Loop:
         metrics.add({
             "step": stepped.step, "loss": stepped.loss, "rate": stepped.rate, "norm": stepped.norm,
             "tokens": metrics.tokens + pace.tokens, "seconds": metrics.seconds + pace.seconds,
+            **({"auxiliary": stepped.auxiliary} if stepped.auxiliary else {}),
         })  # fmt: skip
         due = self.trainer.done or stepped.stop or stepped.step % self.every == 0
         measured = self._measured(stepped, metrics) if due else {}

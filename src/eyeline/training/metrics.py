@@ -3,9 +3,10 @@
     {"step": 100, "loss": 1.62, "rate": 0.002, "norm": 0.41, "tokens": 409600, "seconds": 41.2}
     {"step": 100, "measured": {"loss": 1.71, "bits_per_byte": 2.47, "perplexity": 5.53}}
 
-Loss in nats per target; tokens and seconds since the beginning, over all that was resumed. A line
-is appended with one write; what a kill leaves of a line, and lines of steps that will be done
-again, are dropped when the run is resumed.
+Loss in nats per target, and "auxiliary" beside it where a mechanism asks for one; tokens and
+seconds since the beginning, over all that was resumed. A line is appended with one write; what a
+kill leaves of a line, and lines of steps that will be done again, are dropped when the run is
+resumed.
 """
 
 from __future__ import annotations

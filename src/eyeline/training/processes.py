@@ -55,6 +55,12 @@ class Processes:
             start += grad.numel()
         return [float(x) for x in counted]
 
+    def agree(self, buffers: Sequence[Tensor]) -> None:
+        """All take the last process's buffers, in place: it has rows whenever any process has."""
+        if self.count > 1:
+            for each in buffers:
+                distributed.broadcast(each, self.count - 1)
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.count > 1:

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from eyeline.errors import EyelineError
+from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
 from eyeline.training.optimizer import adamw
 from eyeline.training.processes import ALONE, Processes
 from eyeline.training.run import Course
 from eyeline.training.schedule import rate_at
 from eyeline.training.seeds import mixed
-from eyeline.training.task import Task
+from eyeline.training.task import Batch, Task
 
 
 class Diverged(EyelineError):
@@ -27,7 +28,8 @@ class Diverged(EyelineError):
 class Stepped:
     """A step: loss, the mean over its targets in nats; norm of the gradients before clipping.
 
-    stop: a process asks to stop after this step.
+    stop: a process asks to stop after this step. auxiliary: what mechanisms ask for beside the
+    loss, such as k-means routing, and is minimised with it; 0 where none does.
     """
 
     step: int
@@ -36,6 +38,7 @@ class Stepped:
     norm: float
     tokens: int
     stop: bool
+    auxiliary: float = 0.0
 
 
 @final
@@ -68,16 +71,11 @@ class Trainer:
         torch.manual_seed(mixed(course.seed, "dropout", step, self.processes.rank))
         batch = self.task.batch(step, self.processes)
         self.optimizer.zero_grad()
-        total = 0.0
-        if batch.rows is not None:
-            with self._precision():
-                loss = self.task.loss(batch.rows) / batch.targets
-            total = float(loss.detach())
-            if math.isfinite(total) or self.processes.count > 1:  # all must meet in the sum
-                loss.backward()
-        total, asked = self.processes.total(self.model, (total, float(stop)))
-        if not math.isfinite(total):
-            raise Diverged(f"the loss is {total} at step {step}")
+        losses = self._losses(batch)
+        total, beside, asked = self.processes.total(self.model, (*losses, float(stop)))
+        if not math.isfinite(total + beside):
+            raise Diverged(f"the loss is {total + beside} at step {step}")
+        self.processes.agree(moving_buffers(self.model))
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), course.clip))
         if not math.isfinite(norm):
             raise Diverged(f"the gradients are {norm} at step {step}")
@@ -86,7 +84,7 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.step()
         self.step = step
-        return Stepped(step, total, rate, norm, batch.tokens, asked > 0)
+        return Stepped(step, total, rate, norm, batch.tokens, asked > 0, beside)
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
@@ -94,6 +92,21 @@ class Trainer:
         self.model.eval()
         with self._precision():
             return self.task.measure()
+
+    def _losses(self, batch: Batch[Any]) -> tuple[float, float]:
+        """This process's part of the loss and of the auxiliary one; their gradients are added."""
+        if batch.rows is None:
+            return 0.0, 0.0
+        with self._precision():
+            loss = self.task.loss(batch.rows) / batch.targets
+            beside = auxiliary_loss(self.model)
+        total, extra = float(loss.detach()), 0.0
+        if beside is not None:  # a mean, of which each process has its own
+            beside = beside / self.processes.count
+            loss, extra = loss + beside, float(beside.detach())
+        if math.isfinite(total + extra) or self.processes.count > 1:  # all must meet in the sum
+            loss.backward()
+        return total, extra
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.course.precision == "float32":

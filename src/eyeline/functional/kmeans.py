@@ -1,0 +1,145 @@
+"""Attention within clusters of equal size, as the Routing Transformer has it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import InvalidArgument
+from eyeline.functional.checks import Call, PatternLike, check_call
+from eyeline.functional.eager import eager
+from eyeline.functional.routed import routed_attention
+from eyeline.patterns import Full
+from eyeline.routing import Route
+from eyeline.routing.clusters import nearest, sums
+from eyeline.routing.membership import membership
+from eyeline.tokens import NOBODY, Tokens, default_tokens
+
+
+class Unit(NamedTuple):
+    """Queries (B, H, L, E) and keys (B, H, S, E) of length 1, and where they stand."""
+
+    query: Tensor
+    key: Tensor
+    q_tokens: Tokens
+    k_tokens: Tokens
+
+
+class Nearest(NamedTuple):
+    """Of the queries and keys x/‖x‖ that are nearest to each centroid, in all rows together: the
+    sum (H, C, E), how many (H, C, 1), and Σ |x/‖x‖|², which is the number of those that are not 0.
+    """
+
+    total: Tensor
+    size: Tensor
+    squares: Tensor
+
+
+def kmeans_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    centroids: Tensor,
+    *,
+    window: int,
+    pattern: PatternLike = Full(),
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+) -> tuple[Tensor, Tensor]:
+    """out[i] = Σ_j m_ij exp(s_ij) v_j / Σ_j m_ij exp(s_ij); and loss = mean |x/‖x‖ - μ(x)|².
+
+    m_ij: how many clusters hold both i and j, if the pattern allows the pair; s_ij = scale ·
+    query[i]·key[j]. Centroid c has as members the ``window`` queries and the ``window`` keys with
+    the greatest x·c/‖x‖; of several documents, ⌈window · n_d / n⌉ of each, and nobody looks into
+    another one. A query that is a member of nothing gets 0.
+
+    loss: over all queries and keys x, nobody left out, in all heads; μ(x) is the centroid nearest
+    to x. Its gradient draws x towards it; centroids get none.
+
+    Shapes, tokens and errors are those of ``attention``; centroids (H, C, E), of length 1. Returns
+    (B, H, L, Ev) and a number. Routing and loss are at least float32. Choosing takes
+    C · (L + S) · E multiplications a head, looking C · window² · (E + Ev), and memory is linear.
+    Roy et al. 2020, "Efficient Content-Based Sparse Attention with Routing Transformers".
+    """
+    call = check_call(
+        query, key, value, pattern,
+        scale=scale, dropout_p=dropout_p, q_tokens=q_tokens, k_tokens=k_tokens,
+    )  # fmt: skip
+    check_centroids(call, centroids)
+    given = unit(call)
+    out = routed_attention(
+        query, key, value, route_of(given, centroids, window), pattern,
+        scale=scale, dropout_p=dropout_p, q_tokens=given.q_tokens, k_tokens=given.k_tokens,
+    )  # fmt: skip
+    return out, distance(nearest_of(given, centroids), centroids)
+
+
+def check_centroids(call: Call, centroids: Tensor) -> None:
+    """Raise InvalidArgument for centroids of other heads."""
+    heads, width = call.query.shape[1], call.query.shape[3]
+    if centroids.dim() != 3 or (centroids.shape[0], centroids.shape[2]) != (heads, width):
+        raise InvalidArgument(
+            f"centroids {tuple(centroids.shape)}: ({heads}, clusters, {width}) for {heads} heads "
+            f"of {width}"
+        )
+
+
+def unit(call: Call) -> Unit:
+    """x/‖x‖ of queries and keys, in float32, or float64 for float64; 0 stays 0."""
+    lengths, groups = (call.query.shape[2], call.key.shape[2]), call.query.shape[1]
+    groups //= call.key.shape[1]
+    query, key = _normal(call.query), _normal(call.key)
+    key = key.repeat_interleave(groups, 1) if groups > 1 else key
+    return Unit(query, key, *(call.tokens if call.tokens is not None else default_tokens(*lengths)))
+
+
+def _normal(x: Tensor) -> Tensor:
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    unit: Tensor = x / norm.masked_fill(norm == 0.0, 1.0)
+    return unit
+
+
+def route_of(given: Unit, centroids: Tensor, window: int) -> Route:
+    """A block for each cluster, see ``membership``."""
+
+    def found() -> Route:
+        with torch.autocast(given.query.device.type, enabled=False):
+            return membership(
+                given.query, given.key, centroids.to(given.query.dtype), window,
+                q_tokens=given.q_tokens, k_tokens=given.k_tokens,
+            )  # fmt: skip
+
+    return eager(found)
+
+
+def nearest_of(given: Unit, centroids: Tensor) -> Nearest:
+    """Who is nearest to what. The sums are differentiable in x."""
+    x, there = vectors(given)
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        chosen = nearest(x, centroids.to(x.dtype)).masked_fill(~there, NOBODY)
+        squares = ((x != 0).any(2) & there).sum()
+    return Nearest(*sums(x, chosen, centroids.shape[1]), squares)
+
+
+def vectors(given: Unit) -> tuple[Tensor, Tensor]:
+    """Queries and keys of all rows (H, n, E), and whether somebody is there, bool (n,)."""
+    sides = (given.query, given.q_tokens), (given.key, given.k_tokens)
+    x = torch.cat([each.transpose(0, 1).flatten(1, 2) for each, _ in sides], 1)
+    there = [
+        (tokens.positions.to(x.device) != NOBODY).expand(each.shape[0], each.shape[2]).flatten()
+        for each, tokens in sides
+    ]
+    return x, torch.cat(there)
+
+
+def distance(given: Nearest, centroids: Tensor) -> Tensor:
+    """The mean of |x - nearest centroid|² = |x|² + |c|² - 2 x·c, 0 if nobody is there."""
+    # Of its own memory: running centroids move on before the backward pass.
+    c = centroids.detach().to(given.total.dtype, copy=True)
+    squares = given.squares + (given.size * c.square()).sum()
+    return (squares - 2 * (given.total * c).sum()) / given.size.sum().clamp(min=1)

@@ -1,0 +1,156 @@
+"""Attention along a route whose blocks are one query each: sums of rows where they already lie.
+
+There a block's products are of one row, and what costs time is moving rows. So values are never
+copied next to each other, nor is a row of a gradient made for a pair: out[i] = Σ_j P_ij v_j,
+dq[i] = Σ_j dS_ij k_j, dk[j] = Σ_i dS_ij q_i and dv[j] = Σ_i P_ij grad_i are weighted sums of rows
+that are picked by index. What is kept for a pair is one number, or two.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eyeline.kernels.bags import Bags
+from eyeline.kernels.route_pieces import Head, Piece, Routed
+from eyeline.tokens import NOBODY
+
+
+def serves(work: Routed) -> bool:
+    """Whether blocks are of one query and keys of its own, and no weight is left out."""
+    route = work.route
+    return route.rows == 1 and route.step == route.columns and work.dropout is None
+
+
+def results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """output (B, H, L, Ev) and lse (B, H, L), 0 and -inf for who meets nobody."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out = value.new_zeros(*query.shape[:3], value.shape[3])
+    lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
+    for head in work.heads():
+        q, k, v = (x.to(wide) for x in head.of(query, key, value))
+        score = q.new_empty(work.route.lanes, work.route.blocks, work.route.columns)
+        for piece in head.pieces(2 * k.shape[1] * k.element_size()):
+            _cut(score, piece).copy_(_scores(piece, q, k))
+        top = score.amax(-1, keepdim=True)
+        top.masked_fill_(top == -torch.inf, 0.0)
+        weight = score.sub_(top).exp_()
+        total = weight.sum(-1, keepdim=True)
+        rows = _bags(_keys(head), v, weight.div_(total.masked_fill(total == 0.0, 1.0)))
+        bags = Bags(head.queries, len(q))
+        lse[head.row, head.head], share = bags.shares(total.log_().add_(top))
+        out[head.row, head.head] = bags.sums(rows, share)
+    return out, lse
+
+
+def gradients(
+    work: Routed,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
+    above: tuple[Tensor, Tensor | None],
+) -> tuple[Tensor, ...]:
+    """Of query, key and value, in the type of the log-sum-exp.
+
+    results: output, and log-sum-exp with +inf for who meets nobody; above: their gradients.
+    """
+    (out, lse), (grad, grad_lse) = results, above
+    grads = tuple(torch.zeros_like(x, dtype=lse.dtype) for x in inputs)
+    # In rows, delta costs nothing; in pairs it would be multiplied again.
+    delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    delta = delta if grad_lse is None else delta - grad_lse
+    for head in work.heads():
+        at = head.row, head.head
+        q, k, v = (x.to(lse.dtype) for x in head.of(*inputs))
+        own, rows = head.of(*grads), _Rows(q, k, v, grad[at].to(lse.dtype), lse[at], delta[at])
+        weight, slope = _pairs(head, rows)
+        asked = _bags(_keys(head), k, slope)
+        own[0].copy_(Bags(head.queries, len(q)).sums(asked))
+        columns = _Columns(head, len(k))
+        own[1].add_(columns.sums(q, slope))
+        own[2].add_(columns.sums(rows.grad, weight))
+    return grads
+
+
+class _Rows(NamedTuple):
+    """What a head has for each of its queries and keys."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    grad: Tensor
+    lse: Tensor
+    delta: Tensor
+
+
+def _pairs(head: Head, rows: _Rows) -> tuple[Tensor, Tensor]:
+    """P and dS of all pairs, (A, N, C) each: the weight, and the slope of scale · q·k by q·k."""
+    route = head.work.route
+    shape = route.lanes, route.blocks, route.columns
+    weight, slope = (rows.lse.new_empty(shape) for _ in range(2))
+    for piece in head.pieces(2 * (rows.key.shape[1] + rows.value.shape[1]) * weight.element_size()):
+        for x, found in zip((weight, slope), _slopes(piece, rows), strict=True):
+            _cut(x, piece).copy_(found)
+    return weight, slope
+
+
+def _slopes(piece: Piece, rows: _Rows) -> tuple[Tensor, Tensor]:
+    """P and dS of a few blocks, (A, count, C)."""
+    lse = piece.rows(rows.lse).masked_fill(~piece.is_somebody, torch.inf)
+    weight = _scores(piece, rows.query, rows.key).sub_(lse).exp_()
+    slope = _products(piece.rows(rows.grad), piece.columns(rows.value))
+    slope.sub_(piece.rows(rows.delta)).mul_(weight).mul_(piece.of.work.scale)
+    return weight, slope
+
+
+def _scores(piece: Piece, query: Tensor, key: Tensor) -> Tensor:
+    """scale · q·k of a few blocks, (A, count, C), -inf for who may not look."""
+    score = _products(piece.rows(query), piece.columns(key)).mul_(piece.of.work.scale)
+    mask = piece.mask()
+    return score if mask is None else score.masked_fill_(~mask.squeeze(2), -torch.inf)
+
+
+def _products(rows: Tensor, columns: Tensor) -> Tensor:
+    """(A, n, 1, E) and (A, n, C, E) to (A, n, C)."""
+    return (rows @ columns.mT).squeeze(2)
+
+
+def _cut(pairs: Tensor, piece: Piece) -> Tensor:
+    """A piece's part of what all blocks have."""
+    return pairs[:, piece.first : piece.first + piece.count]
+
+
+def _keys(head: Head) -> Tensor:
+    """The slots of each block's keys, (A · N, C); some slot where nobody is, who weighs 0."""
+    route = head.work.route
+    places = head.keys[:, : route.blocks * route.columns]
+    return places.reshape(-1, route.columns).clamp(min=0)
+
+
+def _bags(index: Tensor, x: Tensor, weight: Tensor, starts: Tensor | None = None) -> Tensor:
+    """Σ weight · x[index] over each row of index (m, n), or over what begins at each of starts."""
+    if not index.numel() or not x.shape[1]:
+        return x.new_zeros(len(index) if starts is None else len(starts), x.shape[1])
+    weight = weight.reshape(index.shape)
+    return functional.embedding_bag(index, x, starts, mode="sum", per_sample_weights=weight)
+
+
+@final
+class _Columns:
+    """For each key the places where it stands, and the queries that look there."""
+
+    def __init__(self, head: Head, length: int) -> None:
+        places = head.keys[:, : head.work.route.blocks * head.work.route.columns]
+        slots = places.flatten().masked_fill(places.flatten() == NOBODY, length)
+        counts = torch.bincount(slots, minlength=length + 1)
+        ends = counts.cumsum(0)
+        self._starts = (ends - counts)[:length]
+        self._places = slots.argsort(stable=True)[: int(ends[-1] - counts[-1])]
+        block = self._places // head.work.route.columns
+        self._queries = head.queries.flatten()[block].clamp_(min=0)
+
+    def sums(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Σ weight · x[query] over the places of each key, (S, E)."""
+        return _bags(self._queries, x, weight.flatten()[self._places], self._starts)

@@ -1,0 +1,209 @@
+"""LSH attention as a module for a layer, which then makes queries and keys by one projection."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from eyeline.caches import Cache, Growing, Layout
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.functional.lsh import by_hashing, route_of
+from eyeline.mechanisms.told import told
+from eyeline.patterns import Full
+from eyeline.patterns.ahead import never_looks_ahead
+from eyeline.planning.work import Asked, Work
+from eyeline.routing import Route
+from eyeline.routing.lsh import By, Hashing
+from eyeline.tokens import Tokens
+
+
+@final
+class LSH(nn.Module):
+    """softmax over the j ≠ i that fall into the bucket of i: hash(x) = argmax [xR; -xR].
+
+    Queries are keys: s_ij = scale · q_i · q_j/|q_j|, scale 1/√E if not given (see
+    ``lsh_attention``), and the layer has one projection for both. Each of the ``rounds`` hashes by
+    rotations R of its own and sorts tokens by document, bucket and position. A pair that meets in
+    m rounds counts m times. Whoever meets nobody gets his own value.
+
+    by: "chunks": the sorted tokens are cut into chunks of ``bucket_size``, and each chunk looks at
+    itself and at the one before, as in the paper; "buckets": a token looks at the ``bucket_size``
+    tokens of its bucket before it and, unless the pattern never looks ahead, after it. buckets:
+    how many, even; if not given, about n / bucket_size for a document of n tokens by chunks, and
+    64 by buckets, whatever the length. Both are made of two even factors, so that hashing takes
+    E·√buckets multiplications a token and not E·buckets / 2.
+
+    pattern: what pairs that meet must be allowed besides; honoured exactly. seed: of the
+    rotations, which are the same in every call, in training too, until ``redraw``. Documents are
+    routed each on its own. dropout: of weights, while training.
+
+    causality: by buckets "functional" under a pattern that never looks ahead: a token's bucket
+    depends on nothing else, so the future moves past outputs by rounding at most. It decodes: each
+    step hashes all kept keys. By chunks "edge": pairs respect the order, but where chunks end
+    depends on later tokens, so there is no cache. Under other patterns "none".
+
+    Raises InvalidArgument for sizes below 1, an odd number of buckets, other numbers of key heads
+    than of heads, and keys that are not the queries. Kitaev et al. 2020 (Reformer).
+    """
+
+    shared_qk = True
+
+    def __init__(
+        self,
+        bucket_size: int = 64,
+        rounds: int = 4,
+        *,
+        pattern: PatternLike = Full(),
+        by: By = "chunks",
+        buckets: int | None = None,
+        seed: int = 0,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.hashing = Hashing(bucket_size, rounds, by, buckets, seed)
+        self.pattern = as_pattern(pattern)
+        self.scale = scale
+        self.dropout = probability("dropout", dropout)
+
+    @property
+    def causality(self) -> str:
+        """ "functional", "edge" or "none"."""
+        if not never_looks_ahead(self.pattern):
+            return "none"
+        return "functional" if self.hashing.by == "buckets" else "edge"
+
+    @property
+    def no_cache(self) -> str | None:
+        """Why a text cannot be read in steps; None where it can."""
+        why = {
+            "functional": None,
+            "edge": 'where chunks end depends on later tokens: by="buckets" reads in steps',
+            "none": f"under {self.pattern} tokens may look ahead: read the whole text at once",
+        }
+        return why[self.causality]
+
+    @property
+    def cache_kind(self) -> Hashable:
+        """Layers in which this is equal, and whose heads are, can share a cache."""
+        return "lsh", self.pattern
+
+    def redraw(self, seed: int | None = None) -> None:
+        """Other rotations from now on: those of this seed, or of the next one."""
+        self.hashing = replace(self.hashing, seed=self.hashing.seed + 1 if seed is None else seed)
+
+    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise InvalidArgument for heads that share keys: a query is its own key."""
+        if num_heads != num_kv_heads:
+            raise InvalidArgument(
+                f"lsh with {num_heads} query heads and {num_kv_heads} key heads: a query is its "
+                "own key, so there are as many of both (num_kv_heads=num_heads)"
+            )
+        if "batch" not in self.pattern.varies_by:
+            self.pattern.check_call(1, num_heads)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """(B, H, L, E), (B, H, S, E), (B, H, S, Ev) to (B, H, L, Ev); the last L keys are the
+        queries."""
+        return by_hashing(self._call(query, key, value, q_tokens, k_tokens), self.hashing)
+
+    def route(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Route:
+        """Who meets whom in each round: lanes are rounds."""
+        return route_of(self._call(query, key, key, q_tokens, k_tokens), self.hashing)
+
+    def explain(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> dict[str, str]:
+        """What is promised, what is computed, and who is reached; the others get their values."""
+        promise = {
+            "functional": "functional: a token's bucket depends on nothing else",
+            "edge": "edge: pairs respect the order, but where chunks end depends on all tokens",
+            "none": f"none: under {self.pattern} tokens may look ahead",
+        }[self.causality]
+        tokens = {"q_tokens": q_tokens, "k_tokens": k_tokens}
+        route = self.route(query, key, **tokens)
+        return told(promise, route, query, key, self.pattern, **tokens)
+
+    def new_cache(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> Cache:
+        """An empty cache that keeps every key: who came before in a bucket counts, seen or not."""
+        if self.no_cache is not None:
+            raise NotSupported(f"LSH does not read in steps: {self.no_cache}")
+        where = torch.device(device)
+        layout = Layout(layers, batch, num_kv_heads, head_dim, head_dim, dtype, where)
+        return Growing(self.pattern, layout)
+
+    def work(self, asked: Asked) -> Work:
+        """E + Ev for each pair of places that may meet, in each round, and hashing before it.
+
+        Who meets whom is found in the content, so pairs are the most that look under any pattern.
+        Hashing a key takes E for each of √(n / bucket_size) columns about. See ``eyeline.cost``.
+        """
+        call = asked.call
+        self.check(call.heads, call.kv_heads, call.head_dim)
+        hashing, n = self.hashing, call.key_length
+        size = max(min(hashing.bucket_size, n), 1)
+        sides = 1 if hashing.by == "chunks" or never_looks_ahead(self.pattern) else 2
+        reach = 2 * size - 1 if hashing.by == "chunks" else sides * size
+        lanes = call.heads * hashing.rounds
+        pairs = lanes * call.length * min(reach, max(n - 1, 0))
+        blocks, width = -(-n // size), (1 + sides) * size
+        computed = lanes * blocks * size * width
+        if hashing.by == "buckets" and call.length != n:
+            computed = lanes * call.length * sides * size
+        hashes = lanes * n * call.head_dim * hashing.columns(n)
+        return Work(
+            call, pairs, computed,
+            pairs * call.products + hashes, computed * call.products + hashes,
+            numbers=call.numbers, steps=3,
+        )  # fmt: skip
+
+    def _call(
+        self, query: Tensor, key: Tensor, value: Tensor, q: Tokens | None, k: Tokens | None
+    ) -> Call:
+        return check_call(
+            query, key, value, self.pattern,
+            scale=self.scale, q_tokens=q, k_tokens=k,
+            dropout_p=self.dropout if self.training else 0.0,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        h = self.hashing
+        parts = [f"{h.bucket_size}, rounds={h.rounds}, by={h.by!r}", str(self.pattern)]
+        parts += [f"buckets={h.buckets}"] if h.buckets is not None else []
+        parts += [f"seed={h.seed}"] if h.seed else []
+        parts += [f"scale={self.scale:g}"] if self.scale is not None else []
+        return ", ".join(parts + ([f"dropout={self.dropout:g}"] if self.dropout else []))

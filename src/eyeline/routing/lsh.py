@@ -1,0 +1,197 @@
+"""LSH: who looks at whom when tokens are sorted by the bucket that their keys fall into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, final, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from eyeline.errors import InvalidArgument
+from eyeline.routing.hashing import Factors, columns_of, factors, factors_about, hashed
+from eyeline.routing.line import Line, in_line
+from eyeline.routing.route import Route
+from eyeline.tokens import NOBODY, Tokens
+
+By = Literal["chunks", "buckets"]
+"""Whether chunks of the sorted tokens look, or tokens of one bucket."""
+
+# The fixed number of buckets where chunks do not say how many.
+BUCKETS = 64
+
+
+@final
+@dataclass(frozen=True)
+class Hashing:
+    """How tokens are hashed and sorted; see ``LSH``."""
+
+    bucket_size: int = 64
+    rounds: int = 4
+    by: By = "chunks"
+    buckets: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("bucket_size", "rounds"):
+            _check_whole(name, getattr(self, name))
+        if self.by not in get_args(By):
+            raise InvalidArgument(f"lsh by={self.by!r}: it is {' or '.join(get_args(By))}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise InvalidArgument(f"lsh seed={self.seed!r}: a whole number")
+        if self.buckets is None:
+            return
+        _check_whole("buckets", self.buckets)
+        if self.buckets > 1 and self.buckets % 2:
+            raise InvalidArgument(
+                f"lsh buckets={self.buckets}: an even number, since each direction has an "
+                f"opposite: {self.buckets - 1} or {self.buckets + 1}; or 1"
+            )
+
+    def factors(self, length: int) -> tuple[int, int]:
+        """The factors of the number of buckets for a document of so many tokens."""
+        if self.buckets is not None:
+            return factors(self.buckets)
+        if self.by == "buckets":
+            return factors(BUCKETS)
+        return factors_about(length / self.bucket_size)
+
+    def columns(self, length: int) -> int:
+        """How many products of E a token takes in each round to be hashed."""
+        return columns_of(self.factors(length))
+
+    @torch.no_grad()
+    def route(self, key: Tensor, queries: int, tokens: Tokens, *, ahead: bool) -> Route:
+        """key (B, H, S, E), also the last ``queries`` slots' queries; tokens: of the keys.
+
+        ahead: whether anybody may look at a later token at all. Nobody meets himself.
+        """
+        line = in_line(tokens)
+        if not line.longest:
+            nobody = torch.empty(
+                *key.shape[:2], self.rounds, 0, dtype=torch.int64, device=key.device
+            )
+            return Route(nobody, nobody, 1, 1, 1)
+        own = _own_factors(self, tokens)
+        found = hashed(key.detach(), _to(own, key.device), rounds=self.rounds, seed=self.seed)
+        most = max(_most(own[0]) * _most(own[1]), 1)
+        group, slots = _sorted(found, line.to(key.device), most)
+        size = min(self.bucket_size, line.longest)
+        if self.by == "chunks":
+            return _chunked(slots, queries, tokens, size)
+        if queries == key.shape[2]:
+            return _banded(slots, group, size, ahead=ahead)
+        return _listed(slots, group, queries, size, ahead=ahead)
+
+
+def _sorted(bucket: Tensor, line: Line, most: int) -> tuple[Tensor, Tensor]:
+    """Slots in the order of document, bucket and position, and the group each is in.
+
+    bucket (B, H, A, S). group: a number for each document and bucket, (B, H, A, S) in that order.
+    """
+    slots = line.slots[:, None, None].expand(bucket.shape)
+    group = bucket.gather(3, slots) + line.document[:, None, None] * most
+    # One sort of all lanes is quicker than one of each.
+    lanes = torch.arange(bucket.shape[:3].numel(), device=bucket.device).view(-1, 1)
+    end = (line.documents + 1) * most
+    order = (group.flatten(0, 2) + lanes * end).flatten().argsort(stable=True)
+    order = (order.view(len(lanes), bucket.shape[3]) - lanes * bucket.shape[3]).view(bucket.shape)
+    return group.gather(3, order), slots.gather(3, order)
+
+
+def _chunked(slots: Tensor, queries: int, tokens: Tokens, size: int) -> Route:
+    """Chunks look at their own tokens and at those of the chunk before; slots (B, H, A, S)."""
+    places, document = _places(tokens, size, slots.device)
+    keys = _at(slots, places)
+    own = torch.arange(size, device=slots.device)
+    band = torch.ones(size, 2 * size, dtype=torch.bool, device=slots.device)
+    band[own, own + size] = False
+    label = None if document is None else document[:, None, None].expand(keys.shape)
+    return Route(
+        _asking(keys, slots.shape[3], queries), _behind(keys, size), size, 2 * size, size,
+        label, None if label is None else _behind(label, size), band,
+    )  # fmt: skip
+
+
+def _behind(x: Tensor, count: int) -> Tensor:
+    """x after so many places of nobody."""
+    return pad(x, (count, 0), value=NOBODY)
+
+
+def _banded(slots: Tensor, group: Tensor, size: int, *, ahead: bool) -> Route:
+    """A token looks at the ``size`` before it in its group, and ahead of it at as many."""
+    after = size if ahead else 0
+    columns, fill = 2 * size + after, -slots.shape[3] % size
+    queries, label = pad(slots, (0, fill), value=NOBODY), pad(group, (0, fill), value=NOBODY)
+    keys, key_label = (pad(x, (size, after), value=NOBODY) for x in (queries, label))
+    offset = torch.arange(columns, device=slots.device) - size
+    offset = offset - torch.arange(size, device=slots.device)[:, None]
+    band = (offset >= -size) & (offset <= after) & (offset != 0)
+    return Route(queries, keys, size, columns, size, label, key_label, band)
+
+
+def _listed(slots: Tensor, group: Tensor, queries: int, size: int, *, ahead: bool) -> Route:
+    """``_banded`` for the last slots only, each with a list of its own."""
+    length = slots.shape[3]
+    rank = torch.arange(length, device=slots.device).expand(slots.shape)
+    rank = torch.empty_like(slots).scatter_(3, slots, rank)[..., length - queries :]
+    offset = torch.arange(-size, size + 1 if ahead else 0, device=slots.device)
+    offset = offset[offset != 0]
+    places = (rank.unsqueeze(4) + offset).flatten(3)
+    inside = places.clamp(0, length - 1)
+    same = group.gather(3, inside) == group.gather(3, rank).repeat_interleave(len(offset), 3)
+    keys = slots.gather(3, inside).masked_fill(~same | (places != inside), NOBODY)
+    asking = torch.arange(queries, device=slots.device).expand(*slots.shape[:3], queries)
+    return Route(asking, keys, 1, len(offset), len(offset))
+
+
+def _at(slots: Tensor, places: Tensor) -> Tensor:
+    """The slots (B, H, A, S) whose ranks stand at the places (R, M), -1 where none does."""
+    ranks = places[:, None, None].expand(*slots.shape[:3], places.shape[1])
+    return slots.gather(3, ranks.clamp(min=0)).masked_fill_(ranks == NOBODY, NOBODY)
+
+
+def _asking(keys: Tensor, length: int, queries: int) -> Tensor:
+    """The slots of queries where those of the keys, of which they are the last, stand."""
+    return keys if queries == length else (keys - (length - queries)).clamp(min=NOBODY)
+
+
+@lru_cache(maxsize=16)
+def _places(tokens: Tokens, size: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Which rank stands at each place, and the document it is of, where there are several."""
+    with torch.inference_mode(False):
+        line = in_line(tokens)
+        places = line.places(size)
+        if line.documents < 2:
+            return places.to(device), None
+        document = line.document.gather(1, places.clamp(min=0))
+        return places.to(device), document.masked_fill(places == NOBODY, NOBODY).to(device)
+
+
+@lru_cache(maxsize=16)
+def _own_factors(hashing: Hashing, tokens: Tokens) -> Factors:
+    """Those of each slot's document; numbers where all are alike."""
+    line = in_line(tokens)
+    with torch.inference_mode(False):
+        sizes, index = line.sizes.unique(return_inverse=True)
+        found = [hashing.factors(int(size)) for size in sizes if size]
+        if len(set(found)) < 2:
+            return found[0] if found else (1, 1)
+        table = sizes.new_tensor([hashing.factors(int(size)) for size in sizes])
+        one, two = (line.by_slot(table[index, n]) for n in (0, 1))
+        return one, two
+
+
+def _to(own: Factors, device: torch.device) -> Factors:
+    return tuple(x.to(device) if isinstance(x, Tensor) else x for x in own)
+
+
+def _most(factor: int | Tensor) -> int:
+    return int(factor.max()) if isinstance(factor, Tensor) else factor
+
+
+def _check_whole(name: str, size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise InvalidArgument(f"lsh {name}={size!r}: a whole number, at least 1")

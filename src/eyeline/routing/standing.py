@@ -1,0 +1,53 @@
+"""Who stands in a row: the slots of each document in the order of positions, pads left out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyeline.tokens import NOBODY, Tokens
+
+
+class Stretch(NamedTuple):
+    """A document's number, and where its slots begin and end in ``Standing.slots``."""
+
+    document: int
+    start: int
+    stop: int
+
+
+class Standing(NamedTuple):
+    """The slots of one row where somebody is, int64 (n,), by document and then by position."""
+
+    slots: Tensor
+    documents: tuple[Stretch, ...]
+
+    @property
+    def size(self) -> int:
+        """n: how many stand here."""
+        return self.slots.shape[0]
+
+    def shares(self, total: int) -> list[int]:
+        """⌈total · n_d / n⌉ for each document of n_d tokens, and no more than n_d."""
+        sizes = [each.stop - each.start for each in self.documents]
+        return [min(-(-total * size // self.size), size) for size in sizes]
+
+
+@lru_cache(maxsize=64)
+def standing(tokens: Tokens, device: torch.device) -> Standing:
+    """tokens: those of one batch row."""
+    positions, documents = tokens.host.positions, tokens.host.documents
+    with torch.inference_mode(False):
+        slots = positions.argsort(stable=True)
+        slots = slots[positions[slots] != NOBODY]
+        if documents is None:
+            whole = (Stretch(0, 0, len(slots)),) if len(slots) else ()
+            return Standing(slots.to(device), whole)
+        slots = slots[documents[slots].argsort(stable=True)]
+        found, sizes = documents[slots].unique_consecutive(return_counts=True)
+        stops = sizes.cumsum(0)
+        stretches = zip(found.tolist(), (stops - sizes).tolist(), stops.tolist(), strict=True)
+        return Standing(slots.to(device), tuple(Stretch(*each) for each in stretches))

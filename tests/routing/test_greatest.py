@@ -1,0 +1,84 @@
+"""The k greatest of each row, against sorting, whatever the order and however many are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eyeline.routing import greatest as module
+from eyeline.routing.greatest import greatest
+
+INF = float("inf")
+
+
+def sorted_out(row: list[float], k: int) -> list[int]:
+    """By falling number, and of equal ones by column."""
+    order = sorted((j for j, x in enumerate(row) if x > -INF), key=lambda j: (-row[j], j))
+    return sorted(order[:k])
+
+
+def check(scores: Tensor, k: int) -> None:
+    found = greatest(scores, k)
+    assert found.shape == (len(scores), min(k, scores.shape[1]))
+    for row, columns in zip(scores.tolist(), found.tolist(), strict=True):
+        assert sorted(x for x in columns if x >= 0) == sorted_out(row, k)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_any_rows(data: st.DataObject) -> None:
+    """Small groups, so that short rows are pruned; few numbers, so that many are equal."""
+    rows, columns = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
+    numbers = st.sampled_from([-INF, -1.0, 0.0, 0.5, 2.0, 3.0, 1e30])
+    row = st.lists(numbers, min_size=columns, max_size=columns)
+    scores = torch.tensor(data.draw(st.lists(row, min_size=rows, max_size=rows)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_GROUP", data.draw(st.integers(1, 5)))
+        patch.setattr(module, "_FEWEST", data.draw(st.integers(1, 4)))
+        patch.setattr(module, "_LEFT", data.draw(st.integers(1, 9)))
+        check(scores, data.draw(st.integers(1, 6)))
+
+
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "drawn": lambda x: x,
+    "rising": lambda x: x.sort(1).values,
+    "falling": lambda x: x.sort(1, descending=True).values,
+    "causal": lambda x: x.tril(x.shape[1] - 300) + torch.full_like(x, -INF).triu(x.shape[1] - 299),
+    "few": lambda x: x.masked_fill(x < 2, -INF),
+    "equal": lambda x: x.round(),
+    "all equal": torch.zeros_like,
+    "nothing": lambda x: x - INF,
+    "strided": lambda x: x + 9 * (torch.arange(x.shape[1]) % (-(-x.shape[1] // 16)) == 3),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("columns", [640, 997, 3001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_rows(order: str, columns: int, dtype: torch.dtype) -> None:
+    drawn = torch.randn(7, columns, generator=torch.Generator().manual_seed(columns), dtype=dtype)
+    for k in (1, 10):
+        check(ORDERS[order](drawn), k)
+
+
+def test_few_are_left_of_long_rows() -> None:
+    scores = torch.randn(50, 4096, generator=torch.Generator().manual_seed(0))
+    for k in (1, 8, 32):
+        left = module._left(scores, k)
+        assert left is not None and k <= left.shape[1] <= 4 * k
+        assert (left >= 0).sum() < 1.5 * k * 50 + 100
+    assert module._left(ORDERS["all equal"](scores), 8) is None
+
+
+def test_not_a_number_is_seen() -> None:
+    """Whoever scores a key so is to see that something is wrong."""
+    for columns in (20, 4096):
+        scores = torch.randn(3, columns)
+        scores[1, 17] = float("nan")
+        assert (greatest(scores, 4) == 17).any(1).tolist()[1]
+        assert (greatest(scores * float("nan"), 4) >= 0).all()
