@@ -24,6 +24,9 @@ GROUPS = {
     "halves": "bfloat16 against float32 at the same pattern",
     "layers": "a layer against its parts, at 4,096 tokens and token by token",
     "fewer": "linear attention, Linformer and compressed keys against their packages",
+    "routed": "LSH, k-means, Sinkhorn and top-k against their packages and SDPA",
+    "recall": "what routing by content learns and a window cannot: associative recall",
+    "concentration": "on how few keys a real model's weight lies, and how alike its columns are",
     "steps": "a training step of GPT-2, 10M parameters, against transformers'",
     "gpt2": "GPT-2 of 124M random weights, 128 tokens after 16, against transformers' generate",
     "trained": "what `eyeline train` reaches: bits per byte, translations, languages",
@@ -107,7 +110,7 @@ def _out(arguments: argparse.Namespace) -> Path | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:<10} {about}" for name, about in GROUPS.items())
+    listed = "\n".join(f"  {name:<13} {about}" for name, about in GROUPS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=f"Measures Eyeline against its peers.\n\ngroups:\n{listed}",
