@@ -46,27 +46,6 @@ def run(settings: Settings) -> None:
         "keys that hold 95 %: the mean over queries of the fewest keys whose weights sum to 0.95, "
         "over the keys that the causal pattern allows; over a layer's heads the mean, the least "
         "and the most.",
-        "effective rank",
-            "repeated columns",
-        ],
-        {"model": MODEL, "tokens": long, "tokens for rank and columns": short},
-    )
-    loaded = ours("float32")
-    ids = reference_ids(loaded.tokenizer, long)
-    held = concentration(loaded.model, ids, share=SHARE)
-    alike = redundancy(loaded.model, ids[:short], cosine=COSINE)
-    for layer, of_heads in enumerate(held):
-        least, most = (_percent(x) for x in of_heads.aminmax())
-        rank = f"{alike.rank[layer].mean():.0f} of {short}"
-        repeated = _percent(alike.repeated[layer].mean())
-        report.rows.append([str(layer), _percent(of_heads.mean()), least, most, rank, repeated])
-    mean = [_percent(x.mean()) for x in (held, alike.repeated)]
-    rank = f"{alike.rank.mean():.0f} of {short}"
-    report.rows.append(["mean", mean[0], _percent(held.min()), _percent(held.max()), rank, mean[1]])
-    report.notes += [
-        "keys that hold 95 %: the mean over queries of the fewest keys whose weights sum to 0.95, "
-        "over the keys that the causal pattern allows; over a layer's heads the mean, the least and the "
-        "most.",
         "effective rank: exp of the entropy of the shares of the singular values; repeated "
         f"columns: those whose cosine with an earlier one exceeds {COSINE}.",
     ]
