@@ -46,8 +46,8 @@ def run(settings: Settings) -> None:
         "keys that hold 95 %: the mean over queries of the fewest keys whose weights sum to 0.95, "
         "over the keys that the causal pattern allows; over a layer's heads the mean, the least "
         "and the most.",
-        "effective rank: exp of the entropy of the shares of the singular values; repeated "
-        f"columns: those whose cosine with an earlier one exceeds {COSINE}.",
+        "effective rank: exp of the entropy of the shares of the singular values; repeated: "
+        f"columns whose cosine with an earlier one exceeds {COSINE}.",
     ]
     report.finish()
 

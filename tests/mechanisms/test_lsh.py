@@ -9,7 +9,8 @@ from torch import Tensor
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window, attention
 from eyeline.caches import Growing
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.lsh import lsh_attention, unit
+from eyeline.functional.lsh import lsh_attention
+from eyeline.functional.unit import unit
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.lsh import LSH
 from eyeline.patterns import Sinks

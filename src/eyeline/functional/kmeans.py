@@ -11,6 +11,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, check_call
 from eyeline.functional.eager import eager
 from eyeline.functional.routed import routed_attention
+from eyeline.functional.unit import unit
 from eyeline.patterns import Full
 from eyeline.routing import Route
 from eyeline.routing.clusters import nearest, sums
@@ -70,7 +71,7 @@ def kmeans_attention(
         scale=scale, dropout_p=dropout_p, q_tokens=q_tokens, k_tokens=k_tokens,
     )  # fmt: skip
     check_centroids(call, centroids)
-    given = unit(call)
+    given = units(call)
     out = routed_attention(
         query, key, value, route_of(given, centroids, window), pattern,
         scale=scale, dropout_p=dropout_p, q_tokens=given.q_tokens, k_tokens=given.k_tokens,
@@ -88,20 +89,14 @@ def check_centroids(call: Call, centroids: Tensor) -> None:
         )
 
 
-def unit(call: Call) -> Unit:
+def units(call: Call) -> Unit:
     """x/‖x‖ of queries and keys, in float32, or float64 for float64; 0 stays 0."""
-    lengths, groups = (call.query.shape[2], call.key.shape[2]), call.query.shape[1]
-    groups //= call.key.shape[1]
-    query, key = _normal(call.query), _normal(call.key)
+    wide = torch.promote_types(call.query.dtype, torch.float32)
+    query, key = unit(call.query.to(wide)), unit(call.key.to(wide))
+    groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, 1) if groups > 1 else key
+    lengths = query.shape[2], key.shape[2]
     return Unit(query, key, *(call.tokens if call.tokens is not None else default_tokens(*lengths)))
-
-
-def _normal(x: Tensor) -> Tensor:
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    unit: Tensor = x / norm.masked_fill(norm == 0.0, 1.0)
-    return unit
 
 
 def route_of(given: Unit, centroids: Tensor, window: int) -> Route:

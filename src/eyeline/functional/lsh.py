@@ -9,6 +9,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, check_call
 from eyeline.functional.eager import eager
 from eyeline.functional.routed import routed_attention_with_lse
+from eyeline.functional.unit import unit
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.routing import Route
@@ -87,21 +88,19 @@ def _route(call: Call, hashing: Hashing) -> Route:
     return hashing.route(call.key, queries, tokens, ahead=ahead)
 
 
-def unit(x: Tensor) -> Tensor:
-    """x / |x| along the last dimension; 0 stays 0, without a gradient."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    return (wide / length.masked_fill(length == 0.0, 1.0)).to(x.dtype)
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Raise InvalidArgument for heads that share keys: a query is its own key."""
+    if num_heads != num_kv_heads:
+        raise InvalidArgument(
+            f"lsh with {num_heads} query heads and {num_kv_heads} key heads: a query is its own "
+            "key, so there are as many of both (num_kv_heads=num_heads)"
+        )
 
 
 def _check_shared(call: Call) -> None:
     """Raise InvalidArgument unless the last keys of the call are its queries."""
     query, key = call.query, call.key
-    if query.shape[1] != key.shape[1]:
-        raise InvalidArgument(
-            f"lsh with {query.shape[1]} query heads and {key.shape[1]} key heads: a query is its "
-            "own key, so there are as many of both (num_kv_heads=num_heads)"
-        )
+    check_heads(query.shape[1], key.shape[1])
     start = key.shape[2] - query.shape[2]
     if start < 0 or not _equal(query, key[:, :, start:]) or not _stand_alike(call):
         raise InvalidArgument(

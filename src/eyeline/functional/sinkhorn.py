@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.encodings.checks import check_number, check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.checks import Call, PatternLike, check_call
 from eyeline.functional.eager import eager
@@ -60,8 +59,7 @@ def sinkhorn_attention(
         query, key, value, pattern,
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, dropout_p=dropout_p,
     )  # fmt: skip
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise InvalidArgument(f"sinkhorn block={block!r}: a whole number from 1")
+    check_size("sinkhorn block", block)
     check_balance(iterations, temperature)
     return eager(lambda: _run(call, scores, block, iterations, temperature))
 
@@ -91,10 +89,8 @@ def is_causal(pattern: Pattern) -> bool:
 
 def check_balance(iterations: int, temperature: float) -> None:
     """Raise InvalidArgument for numbers with which scores cannot be balanced."""
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-        raise InvalidArgument(f"sinkhorn iterations={iterations!r}: a whole number from 1")
-    if not 0.0 < temperature < math.inf:
-        raise InvalidArgument(f"sinkhorn temperature={temperature!r}: a number above 0")
+    check_size("sinkhorn iterations", iterations)
+    check_number("sinkhorn temperature", temperature)
 
 
 def sorting_of(call: Call, block: int) -> Sorting:

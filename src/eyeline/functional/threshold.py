@@ -40,9 +40,13 @@ def threshold_attention(
     and none is kept: memory is that of the pairs that reach t. Gradients are those of these
     pairs. First derivatives. Raises InvalidArgument unless 0 < t < 1.
     """
-    where = {"scale": scale, "q_tokens": q_tokens, "k_tokens": k_tokens}
-    route = threshold_route(query, key, t, pattern, **where)  # type: ignore[arg-type]
-    return routed_attention(query, key, value, route, pattern, dropout_p=dropout_p, **where)  # type: ignore[arg-type]
+    route = threshold_route(
+        query, key, t, pattern, scale=scale, q_tokens=q_tokens, k_tokens=k_tokens
+    )
+    return routed_attention(
+        query, key, value, route, pattern,
+        scale=scale, dropout_p=dropout_p, q_tokens=q_tokens, k_tokens=k_tokens,
+    )  # fmt: skip
 
 
 def threshold_route(

@@ -41,9 +41,11 @@ def topk_attention(
     picked changes in jumps. First derivatives. Raises InvalidArgument for k below 1. Gupta et al.
     2021, "Memory-efficient Transformers via Top-k Attention".
     """
-    where = {"scale": scale, "q_tokens": q_tokens, "k_tokens": k_tokens}
-    route = topk_route(query, key, k, pattern, **where)  # type: ignore[arg-type]
-    return routed_attention(query, key, value, route, pattern, dropout_p=dropout_p, **where)  # type: ignore[arg-type]
+    route = topk_route(query, key, k, pattern, scale=scale, q_tokens=q_tokens, k_tokens=k_tokens)
+    return routed_attention(
+        query, key, value, route, pattern,
+        scale=scale, dropout_p=dropout_p, q_tokens=q_tokens, k_tokens=k_tokens,
+    )  # fmt: skip
 
 
 def topk_route(

@@ -17,6 +17,9 @@ class Bags:
 
     torch's ``index_add_`` adds row by row in one thread; here each slot collects its own rows, in
     an order that does not depend on threads, so that sums are the same in every run.
+
+    places: those of the first slot, then those of the next, …; starts: where in them each slot's
+    begin.
     """
 
     def __init__(self, slots: Tensor, length: int) -> None:
@@ -24,19 +27,14 @@ class Bags:
         self._slots = flat.masked_fill(flat == NOBODY, length)
         counts = torch.bincount(self._slots, minlength=length + 1)
         ends = counts.cumsum(0)
-        self._starts = (ends - counts)[:length]
-        self._places = self._slots.argsort(stable=True)[: int(ends[length - 1]) if length else 0]
+        self.starts = (ends - counts)[:length]
+        self.places = self._slots.argsort(stable=True)[: int(ends[-1] - counts[-1])]
         self._length = length
 
     def sums(self, rows: Tensor, share: Tensor | None = None) -> Tensor:
         """Σ share · row over the places of each slot: rows (…, E) to (length, E)."""
-        flat = rows.reshape(-1, rows.shape[-1])
-        if not len(self._places) or not flat.shape[1]:
-            return flat.new_zeros(self._length, flat.shape[1])
-        weights = None if share is None else share.flatten()[self._places]
-        return functional.embedding_bag(
-            self._places, flat, self._starts, mode="sum", per_sample_weights=weights
-        )
+        weight = None if share is None else share.flatten()[self.places]
+        return weighted(self.places, rows.reshape(-1, rows.shape[-1]), weight, self.starts)
 
     def shares(self, lse: Tensor) -> tuple[Tensor, Tensor]:
         """lse (…,) of the places to that of each slot, -inf for none, and each place's share."""
@@ -48,3 +46,13 @@ class Bags:
         total = torch.zeros_like(top).index_add_(0, self._slots, weight)
         share = weight.div_(total.masked_fill(total == 0.0, 1.0)[self._slots])
         return total.log_().add_(top)[:-1], share
+
+
+def weighted(
+    index: Tensor, x: Tensor, weight: Tensor | None, starts: Tensor | None = None
+) -> Tensor:
+    """Σ weight · x[index] over each row of index (m, n), or over what begins at each of starts."""
+    if not index.numel() or not x.shape[1]:
+        return x.new_zeros(len(index) if starts is None else len(starts), x.shape[1])
+    weight = None if weight is None else weight.reshape(index.shape)
+    return functional.embedding_bag(index, x, starts, mode="sum", per_sample_weights=weight)

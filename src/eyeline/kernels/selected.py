@@ -12,11 +12,9 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from eyeline.kernels.bags import Bags
+from eyeline.kernels.bags import Bags, weighted
 from eyeline.kernels.route_pieces import Head, Piece, Routed
-from eyeline.tokens import NOBODY
 
 
 def serves(work: Routed) -> bool:
@@ -39,7 +37,9 @@ def results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Te
         top.masked_fill_(top == -torch.inf, 0.0)
         weight = score.sub_(top).exp_()
         total = weight.sum(-1, keepdim=True)
-        rows = _bags(_keys(head), v, weight.div_(total.masked_fill(total == 0.0, 1.0)))
+        weight.div_(total.masked_fill(total == 0.0, 1.0))
+        # Nobody's place weighs 0, whichever slot is read for it.
+        rows = weighted(_keys(head).clamp(min=0), v, weight)
         bags = Bags(head.queries, len(q))
         lse[head.row, head.head], share = bags.shares(total.log_().add_(top))
         out[head.row, head.head] = bags.sums(rows, share)
@@ -66,7 +66,7 @@ def gradients(
         q, k, v = (x.to(lse.dtype) for x in head.of(*inputs))
         own, rows = head.of(*grads), _Rows(q, k, v, grad[at].to(lse.dtype), lse[at], delta[at])
         weight, slope = _pairs(head, rows)
-        asked = _bags(_keys(head), k, slope)
+        asked = weighted(_keys(head).clamp(min=0), k, slope)
         own[0].copy_(Bags(head.queries, len(q)).sums(asked))
         columns = _Columns(head, len(k))
         own[1].add_(columns.sums(q, slope))
@@ -123,18 +123,9 @@ def _cut(pairs: Tensor, piece: Piece) -> Tensor:
 
 
 def _keys(head: Head) -> Tensor:
-    """The slots of each block's keys, (A · N, C); some slot where nobody is, who weighs 0."""
+    """The slots of each block's keys, (A · N, C)."""
     route = head.work.route
-    places = head.keys[:, : route.blocks * route.columns]
-    return places.reshape(-1, route.columns).clamp(min=0)
-
-
-def _bags(index: Tensor, x: Tensor, weight: Tensor, starts: Tensor | None = None) -> Tensor:
-    """Σ weight · x[index] over each row of index (m, n), or over what begins at each of starts."""
-    if not index.numel() or not x.shape[1]:
-        return x.new_zeros(len(index) if starts is None else len(starts), x.shape[1])
-    weight = weight.reshape(index.shape)
-    return functional.embedding_bag(index, x, starts, mode="sum", per_sample_weights=weight)
+    return head.keys[:, : route.blocks * route.columns].reshape(-1, route.columns)
 
 
 @final
@@ -142,15 +133,11 @@ class _Columns:
     """For each key the places where it stands, and the queries that look there."""
 
     def __init__(self, head: Head, length: int) -> None:
-        places = head.keys[:, : head.work.route.blocks * head.work.route.columns]
-        slots = places.flatten().masked_fill(places.flatten() == NOBODY, length)
-        counts = torch.bincount(slots, minlength=length + 1)
-        ends = counts.cumsum(0)
-        self._starts = (ends - counts)[:length]
-        self._places = slots.argsort(stable=True)[: int(ends[-1] - counts[-1])]
+        bags = Bags(_keys(head), length)
+        self._places, self._starts = bags.places, bags.starts
         block = self._places // head.work.route.columns
         self._queries = head.queries.flatten()[block].clamp_(min=0)
 
     def sums(self, x: Tensor, weight: Tensor) -> Tensor:
         """Σ weight · x[query] over the places of each key, (S, E)."""
-        return _bags(self._queries, x, weight.flatten()[self._places], self._starts)
+        return weighted(self._queries, x, weight.flatten()[self._places], self._starts)

@@ -3,6 +3,7 @@
 from eyeline.measuring.comparison import Comparison as Comparison
 from eyeline.measuring.comparison import Row as Row
 from eyeline.measuring.comparison import compare as compare
+from eyeline.measuring.concentration import concentration as concentration
 from eyeline.measuring.counting import Counted as Counted
 from eyeline.measuring.counting import Counts as Counts
 from eyeline.measuring.counting import count as count
@@ -13,6 +14,8 @@ from eyeline.measuring.likelihood import Change as Change
 from eyeline.measuring.likelihood import paired_change as paired_change
 from eyeline.measuring.likelihood import perplexity as perplexity
 from eyeline.measuring.recall import Score as Score
+from eyeline.measuring.redundancy import Redundancy as Redundancy
+from eyeline.measuring.redundancy import redundancy as redundancy
 from eyeline.measuring.shapes import Shape as Shape
 from eyeline.measuring.sharing import under as under
 from eyeline.measuring.sweeping import Case as Case

@@ -42,9 +42,9 @@ LAYERS: Mapping[str, Any] = {
 class Kind:
     """A mechanism under a pattern, or another layer: ``linear(feature_map=relu)``, ``recurrent``.
 
-    Linformer without a length is made for the one it is asked at, and so are the clusters of kmeans:
-    as many as its windows fit there. Raises InvalidArgument for a
-    name or options that do not exist, and NotSupported for a pattern that cannot be honoured.
+    Linformer without a length is made for the one it is asked at, and so are the clusters of
+    kmeans: as many as its windows fit there. Raises InvalidArgument for a name or options that do
+    not exist, and NotSupported for a pattern that cannot be honoured.
     """
 
     name: str

@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor, nn
 
 from eyeline.encodings.checks import check_size
-from eyeline.functional.checks import Call, PatternLike, check_call, probability
+from eyeline.functional.checks import PatternLike, check_call, probability
 from eyeline.functional.clustered import clustered_attention, clusters_of, only_documents
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
@@ -78,7 +78,7 @@ class ClusteredQueries(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> Route:
         """Which pairs are computed one by one. All others share the weights of a cluster."""
-        call: Call = check_call(
+        call = check_call(
             query, key, key, self.pattern, scale=None, q_tokens=q_tokens, k_tokens=k_tokens
         )
         return clusters_of(call, self.clusters, self.topk, self.rounds).route

@@ -12,7 +12,7 @@ from eyeline.encodings.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.functional.eager import eager
-from eyeline.functional.kmeans import Nearest, Unit, distance, nearest_of, route_of, unit, vectors
+from eyeline.functional.kmeans import Nearest, Unit, distance, nearest_of, route_of, units, vectors
 from eyeline.functional.routed import routed_attention
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
@@ -112,7 +112,7 @@ class KMeans(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> Tensor:
         """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, Ev) to (B, H, L, Ev)."""
-        given = unit(self._checked(query, key, value, q_tokens, k_tokens))
+        given = units(self._checked(query, key, value, q_tokens, k_tokens))
         if self.training:
             eager(lambda: self._begin(given))
         route = route_of(given, self.centroids, self.window)
@@ -137,7 +137,7 @@ class KMeans(nn.Module):
     ) -> Route:
         """A block for each cluster, by the centroids as they are."""
         call = self._checked(query, key, key, q_tokens, k_tokens)
-        return route_of(unit(call), self.centroids, self.window)
+        return route_of(units(call), self.centroids, self.window)
 
     def explain(
         self,

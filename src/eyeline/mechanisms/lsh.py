@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache, Growing, Layout
-from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.errors import NotSupported
 from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
-from eyeline.functional.lsh import by_hashing, route_of
+from eyeline.functional.lsh import by_hashing, check_heads, route_of
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
@@ -99,11 +99,7 @@ class LSH(nn.Module):
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise InvalidArgument for heads that share keys: a query is its own key."""
-        if num_heads != num_kv_heads:
-            raise InvalidArgument(
-                f"lsh with {num_heads} query heads and {num_kv_heads} key heads: a query is its "
-                "own key, so there are as many of both (num_kv_heads=num_heads)"
-            )
+        check_heads(num_heads, num_kv_heads)
         if "batch" not in self.pattern.varies_by:
             self.pattern.check_call(1, num_heads)
 

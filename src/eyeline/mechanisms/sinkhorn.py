@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from eyeline.encodings.checks import check_size
+from eyeline.encodings.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.functional.eager import eager
+from eyeline.functional.routed import Coverage
 from eyeline.functional.sinkhorn import check_balance, is_causal, sorted_attention, sorting_of
 from eyeline.mechanisms.sort_network import SortPairs, SortTable, descriptors
+from eyeline.mechanisms.told import in_words
 from eyeline.patterns import And, Chunks, Full
 from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
 from eyeline.routing.balancing import balanced
@@ -75,8 +76,7 @@ class Sinkhorn(nn.Module):
         for name, size in sizes.items():
             check_size(f"sinkhorn {name}", size)
         check_balance(iterations, temperature)
-        if not 0.0 <= noise < math.inf:
-            raise InvalidArgument(f"sinkhorn noise={noise!r}: a number from 0")
+        check_number("sinkhorn noise", noise, equal=True)
         self.pattern = as_pattern(pattern)
         self._causal = is_causal(self.pattern)
         self.block, self.num_kv_heads, self.head_dim = block, num_kv_heads, head_dim
@@ -141,14 +141,9 @@ class Sinkhorn(nn.Module):
         heads = query.shape[0] * query.shape[1]
         pairs = heads * work.q.count * 2 * self.block**2
         whole = heads * query.shape[2] * key.shape[2]
-        looks, seen = reached(work)
-        return {
-            "causality": f"{self.causality}: {reason}",
-            "blocks": f"{work.q.count:,} of {self.block:,} × {2 * self.block:,}",
-            "pairs computed": f"{pairs:,} of {whole:,}, {pairs / max(whole, 1):.1%}",
-            "queries that look at somebody": f"{looks:.1%}",
-            "keys that are looked at": f"{seen:.1%}",
-        }
+        blocks = f"{work.q.count:,} of {self.block:,} × {2 * self.block:,}"
+        promise = f"{self.causality}: {reason}"
+        return in_words(promise, blocks, pairs, whole, Coverage(*reached(work)))
 
     def work(self, asked: Asked) -> Work:
         """A product of E and one of Ev for each key a query sees, in its own block and sorted; for

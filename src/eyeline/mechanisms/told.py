@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from eyeline.functional.routed import coverage
+from eyeline.functional.routed import Coverage, coverage
 from eyeline.patterns import Pattern
 from eyeline.routing import Route
 from eyeline.tokens import Tokens
@@ -21,13 +21,21 @@ def told(
     k_tokens: Tokens | None,
 ) -> dict[str, str]:
     """In words. causality: what is promised, and why no more. Queries (B, H, L, E)."""
-    whole = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     found = coverage(query, key, route, pattern, q_tokens=q_tokens, k_tokens=k_tokens)
     lanes = f" in {route.lanes} orders" if route.lanes > 1 else ""
+    blocks = f"{route.blocks:,} of {route.rows:,} × {route.columns:,}{lanes}"
+    whole = query.shape[:3].numel() * key.shape[2]
+    return in_words(causality, blocks, route.pairs, whole, found)
+
+
+def in_words(
+    causality: str, blocks: str, pairs: int, whole: int, reached: Coverage
+) -> dict[str, str]:
+    """What is told of any such call. pairs: how many of ``whole`` are computed."""
     return {
         "causality": causality,
-        "blocks": f"{route.blocks:,} of {route.rows:,} × {route.columns:,}{lanes}",
-        "pairs computed": f"{route.pairs:,} of {whole:,}, {route.pairs / max(whole, 1):.1%}",
-        "queries that look at somebody": f"{found.queries:.1%}",
-        "keys that are looked at": f"{found.keys:.1%}",
+        "blocks": blocks,
+        "pairs computed": f"{pairs:,} of {whole:,}, {pairs / max(whole, 1):.1%}",
+        "queries that look at somebody": f"{reached.queries:.1%}",
+        "keys that are looked at": f"{reached.keys:.1%}",
     }

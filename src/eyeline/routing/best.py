@@ -36,7 +36,7 @@ def best(of: Scored, k: int) -> Route:
 
 
 def weighty(of: Scored, t: float) -> Route:
-    """Each query's keys of weight softmax(scores) ≥ t; where no weight is, the weightiest.
+    """Each query's keys of weight softmax(scores) ≥ t; where none reaches t, the weightiest.
 
     A query has at most 1/t of them, in blocks of at most 16, of which it may have several. Of
     equal weightiest ones below t the first is taken.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.routing.hashing import Factors, columns_of, factors, factors_about, hashed
 from eyeline.routing.line import Line, in_line
@@ -36,14 +37,14 @@ class Hashing:
 
     def __post_init__(self) -> None:
         for name in ("bucket_size", "rounds"):
-            _check_whole(name, getattr(self, name))
+            check_size(f"lsh {name}", getattr(self, name))
         if self.by not in get_args(By):
             raise InvalidArgument(f"lsh by={self.by!r}: it is {' or '.join(get_args(By))}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise InvalidArgument(f"lsh seed={self.seed!r}: a whole number")
         if self.buckets is None:
             return
-        _check_whole("buckets", self.buckets)
+        check_size("lsh buckets", self.buckets)
         if self.buckets > 1 and self.buckets % 2:
             raise InvalidArgument(
                 f"lsh buckets={self.buckets}: an even number, since each direction has an "
@@ -190,8 +191,3 @@ def _to(own: Factors, device: torch.device) -> Factors:
 
 def _most(factor: int | Tensor) -> int:
     return int(factor.max()) if isinstance(factor, Tensor) else factor
-
-
-def _check_whole(name: str, size: object) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidArgument(f"lsh {name}={size!r}: a whole number, at least 1")

@@ -33,8 +33,8 @@ class Scored(NamedTuple):
     @property
     def shape(self) -> tuple[int, int, int]:
         """B · Hk lanes of keys, the G = H / Hk query heads that share each, and L."""
-        lanes, group = self.key.shape[0] * self.key.shape[1], self.query.shape[1]
-        return lanes, group // self.key.shape[1], self.query.shape[2]
+        (batch, shared), (heads, length) = self.key.shape[:2], self.query.shape[1:3]
+        return batch * shared, heads // shared, length
 
 
 class Sheet(NamedTuple):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyeline.tokens import NOBODY, Tokens
+from eyeline.routing.line import in_line
+from eyeline.tokens import Tokens
 
 
 class Stretch(NamedTuple):
@@ -38,16 +39,14 @@ class Standing(NamedTuple):
 
 @lru_cache(maxsize=64)
 def standing(tokens: Tokens, device: torch.device) -> Standing:
-    """tokens: those of one batch row."""
-    positions, documents = tokens.host.positions, tokens.host.documents
+    """Who stands where in the ``Line`` of one batch row's tokens."""
+    line = in_line(tokens)
+    sizes = line.sizes[0]
     with torch.inference_mode(False):
-        slots = positions.argsort(stable=True)
-        slots = slots[positions[slots] != NOBODY]
-        if documents is None:
-            whole = (Stretch(0, 0, len(slots)),) if len(slots) else ()
-            return Standing(slots.to(device), whole)
-        slots = slots[documents[slots].argsort(stable=True)]
-        found, sizes = documents[slots].unique_consecutive(return_counts=True)
+        slots = line.slots[0, : int(sizes.sum())]
         stops = sizes.cumsum(0)
-        stretches = zip(found.tolist(), (stops - sizes).tolist(), stops.tolist(), strict=True)
+        starts = stops - sizes
+        documents = tokens.host.documents
+        names = torch.zeros_like(starts) if documents is None else documents[slots[starts]]
+        stretches = zip(names.tolist(), starts.tolist(), stops.tolist(), strict=True)
         return Standing(slots.to(device), tuple(Stretch(*each) for each in stretches))
