@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +15,11 @@ from eyeline.functional.routed import routed_attention
 from eyeline.functional.unit import unit
 from eyeline.patterns import Full
 from eyeline.routing import Route
-from eyeline.routing.clusters import nearest, sums
-from eyeline.routing.membership import membership
+from eyeline.routing.clusters import sums
+from eyeline.routing.membership import Members, members, membership
 from eyeline.tokens import NOBODY, Tokens, default_tokens
+
+Found = TypeVar("Found")
 
 
 class Unit(NamedTuple):
@@ -72,11 +75,12 @@ def kmeans_attention(
     )  # fmt: skip
     check_centroids(call, centroids)
     given = units(call)
+    found = members_of(given, centroids, window)
     out = routed_attention(
-        query, key, value, route_of(given, centroids, window), pattern,
+        query, key, value, found.route, pattern,
         scale=scale, dropout_p=dropout_p, q_tokens=given.q_tokens, k_tokens=given.k_tokens,
     )  # fmt: skip
-    return out, distance(nearest_of(given, centroids), centroids)
+    return out, distance(nearest_of(given, found, centroids.shape[1]), centroids)
 
 
 def check_centroids(call: Call, centroids: Tensor) -> None:
@@ -101,10 +105,18 @@ def units(call: Call) -> Unit:
 
 def route_of(given: Unit, centroids: Tensor, window: int) -> Route:
     """A block for each cluster, see ``membership``."""
+    return _asked(membership, given, centroids, window)
 
-    def found() -> Route:
-        with torch.autocast(given.query.device.type, enabled=False):
-            return membership(
+
+def members_of(given: Unit, centroids: Tensor, window: int) -> Members:
+    """The same, and who is nearest to whom."""
+    return _asked(members, given, centroids, window)
+
+
+def _asked(ask: Callable[..., Found], given: Unit, centroids: Tensor, window: int) -> Found:
+    def found() -> Found:
+        with torch.no_grad(), torch.autocast(given.query.device.type, enabled=False):
+            return ask(
                 given.query, given.key, centroids.to(given.query.dtype), window,
                 q_tokens=given.q_tokens, k_tokens=given.k_tokens,
             )  # fmt: skip
@@ -112,24 +124,30 @@ def route_of(given: Unit, centroids: Tensor, window: int) -> Route:
     return eager(found)
 
 
-def nearest_of(given: Unit, centroids: Tensor) -> Nearest:
+def nearest_of(given: Unit, found: Members, clusters: int) -> Nearest:
     """Who is nearest to what. The sums are differentiable in x."""
-    x, there = vectors(given)
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        chosen = nearest(x, centroids.to(x.dtype)).masked_fill(~there, NOBODY)
-        squares = ((x != 0).any(2) & there).sum()
-    return Nearest(*sums(x, chosen, centroids.shape[1]), squares)
+    sides = (given.query, found.q_nearest), (given.key, found.k_nearest)
+    each = [_nearest(x, chosen, clusters) for x, chosen in sides]
+    return Nearest(*(one + other for one, other in zip(*each, strict=True)))
 
 
-def vectors(given: Unit) -> tuple[Tensor, Tensor]:
-    """Queries and keys of all rows (H, n, E), and whether somebody is there, bool (n,)."""
+def _nearest(x: Tensor, chosen: Tensor, clusters: int) -> Nearest:
+    with torch.no_grad():
+        squares = torch.linalg.vector_norm(x, dim=3).square()
+        squares = squares.masked_fill(chosen == NOBODY, 0.0).sum()
+    rows, which = x.transpose(0, 1).flatten(1, 2), chosen.transpose(0, 1).flatten(1)
+    return Nearest(*sums(rows, which, clusters), squares)
+
+
+def vectors(given: Unit) -> Tensor:
+    """Queries and keys of all rows, of those who are there: (H, n, E)."""
     sides = (given.query, given.q_tokens), (given.key, given.k_tokens)
-    x = torch.cat([each.transpose(0, 1).flatten(1, 2) for each, _ in sides], 1)
     there = [
-        (tokens.positions.to(x.device) != NOBODY).expand(each.shape[0], each.shape[2]).flatten()
-        for each, tokens in sides
+        (tokens.positions.to(x.device) != NOBODY).expand(x.shape[0], x.shape[2]).flatten()
+        for x, tokens in sides
     ]
-    return x, torch.cat(there)
+    each = [x.transpose(0, 1).flatten(1, 2) for x, _ in sides]
+    return torch.cat([x[:, who] for x, who in zip(each, there, strict=True)], 1)
 
 
 def distance(given: Nearest, centroids: Tensor) -> Tensor:

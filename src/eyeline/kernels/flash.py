@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from eyeline.kernels.mask_numbers import barred, sees_somebody
+
 NAME = "flash"
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -36,7 +38,7 @@ def forward(
     assert _FORWARD is not None
     out, lse = _FORWARD(q, k, v, 0.0, False, attn_mask=_additive(mask, bias, q), scale=scale)
     if mask is not None:
-        empty = ~mask.any(-1)
+        empty = ~sees_somebody(mask)
         if bool(empty.any()):
             lse = lse.masked_fill(empty, -torch.inf)
             out = out.masked_fill(empty.unsqueeze(-1), 0.0)
@@ -82,5 +84,4 @@ def _additive(mask: Tensor | None, bias: Tensor | None, q: Tensor) -> Tensor | N
         return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     if mask is None:
         return None
-    # 1 - 1/mask: passes over numbers are quicker than filling under bools.
-    return mask.to(q.dtype).reciprocal_().neg_().add_(1.0)
+    return barred(mask, q.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyeline.kernels.mask_numbers import barred
 from eyeline.kernels.steps import Steps
 
 NAME = "plain"
@@ -94,8 +95,7 @@ def scores(
     score = _times(_wide(q) * scale, _wide(k).transpose(-2, -1))
     score, kept = (score, []) if steps is None else steps.change(score)
     if mask is not None:
-        # Adding numbers of the same type is quicker than filling under bools.
-        score.add_(torch.zeros_like(mask, dtype=score.dtype).masked_fill_(~mask, -torch.inf))
+        score.add_(barred(mask, score.dtype))
     return score, kept
 
 

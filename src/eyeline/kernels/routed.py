@@ -106,7 +106,7 @@ def _gradients(
     for head in work.heads():
         q, k, v = head.of(*inputs)
         known = [x if x is None else x[head.row, head.head] for x in (out, lse, grad, grad_lse)]
-        dq = q.new_zeros(*head.queries.shape, q.shape[1], dtype=lse.dtype)
+        dq = q.new_empty(*head.queries.shape, q.shape[1], dtype=lse.dtype)
         dk, dv = (x.new_zeros(*head.keys.shape, x.shape[1], dtype=lse.dtype) for x in (k, v))
         for piece in head.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
             blocks = piece.rows(q), piece.columns(k), piece.columns(v)

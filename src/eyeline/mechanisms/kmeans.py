@@ -12,7 +12,16 @@ from eyeline.encodings.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.functional.eager import eager
-from eyeline.functional.kmeans import Nearest, Unit, distance, nearest_of, route_of, units, vectors
+from eyeline.functional.kmeans import (
+    Nearest,
+    Unit,
+    distance,
+    members_of,
+    nearest_of,
+    route_of,
+    units,
+    vectors,
+)  # fmt: skip
 from eyeline.functional.routed import routed_attention
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
@@ -115,12 +124,14 @@ class KMeans(nn.Module):
         given = units(self._checked(query, key, value, q_tokens, k_tokens))
         if self.training:
             eager(lambda: self._begin(given))
-        route = route_of(given, self.centroids, self.window)
         self.auxiliary = None
         if self.training:
-            nearest = nearest_of(given, self.centroids)
+            found = members_of(given, self.centroids, self.window)
+            route, nearest = found.route, nearest_of(given, found, self.clusters)
             self.auxiliary = self.commitment * distance(nearest, self.centroids)
             self._move(nearest)
+        else:
+            route = route_of(given, self.centroids, self.window)
         return routed_attention(
             query, key, value, route, self.pattern,
             dropout_p=self.dropout if self.training else 0.0,
@@ -182,9 +193,9 @@ class KMeans(nn.Module):
         """Chooses the centroids, once, from the first that is there to choose from."""
         if bool(self.begun):
             return
-        x, there = vectors(given)
-        if bool(there.any()):
-            self.centroids.copy_(first_centroids(x[:, there], self.clusters, self.seed))
+        x = vectors(given)
+        if x.shape[1]:
+            self.centroids.copy_(first_centroids(x, self.clusters, self.seed))
             self.begun.fill_(True)
 
     @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, final
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,7 +16,17 @@ from eyeline.tokens import NOBODY, Tokens
 _PRODUCTS = 1 << 22
 
 
-@torch.no_grad()
+class Members(NamedTuple):
+    """A route of clusters, and the centroid nearest to each query (B, H, L) and key (B, H, S).
+
+    Nearest is by x·centroid, of equal ones the first; -1 for nobody.
+    """
+
+    route: Route
+    q_nearest: Tensor
+    k_nearest: Tensor
+
+
 def membership(
     query: Tensor,
     key: Tensor,
@@ -33,15 +45,39 @@ def membership(
     C · (L + S) · E multiplications a head; what is held at once does not grow with them.
     """
     sides = (query, q_tokens), (key, k_tokens)
-    queries, keys = (_members(x, centroids, tokens, window) for x, tokens in sides)
+    return _route([_taken(x, centroids, tokens, window, None) for x, tokens in sides], sides)
+
+
+def members(
+    query: Tensor,
+    key: Tensor,
+    centroids: Tensor,
+    window: int,
+    *,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+) -> Members:
+    """``membership``, and who is nearest to whom, by the same products."""
+    sides = (query, q_tokens), (key, k_tokens)
+    nearest = [torch.full(x.shape[:3], NOBODY, device=x.device) for x, _ in sides]
+    taken = [
+        _taken(x, centroids, tokens, window, found)
+        for (x, tokens), found in zip(sides, nearest, strict=True)
+    ]
+    return Members(_route(taken, sides), *nearest)
+
+
+def _route(taken: list[Tensor], sides: tuple[tuple[Tensor, Tokens], ...]) -> Route:
+    """The blocks of what each centroid takes of queries and keys, (B, H, C, ·) each."""
+    queries, keys = taken
     rows, columns = queries.shape[3], keys.shape[3]
     if not rows or not columns:
         queries, keys = queries[..., :0], keys[..., :0]
     slots = [x.flatten(2).unsqueeze(2) for x in (queries, keys)]
     labels: list[Tensor | None] = [None, None]
-    if q_tokens.documents is not None and k_tokens.documents is not None:
-        documents = q_tokens.documents, k_tokens.documents
-        labels = [_documents(x, each) for x, each in zip(slots, documents, strict=True)]
+    documents = [tokens.documents for _, tokens in sides]
+    if all(x is not None for x in documents):
+        labels = [_documents(x, y) for x, y in zip(slots, documents, strict=True) if y is not None]
     width = max(columns, 1)
     return Route(slots[0], slots[1], max(rows, 1), width, width, labels[0], labels[1])
 
@@ -53,12 +89,21 @@ def _documents(slots: Tensor, documents: Tensor) -> Tensor:
     return found.masked_fill(slots == NOBODY, NOBODY)
 
 
-def _members(x: Tensor, centroids: Tensor, tokens: Tokens, window: int) -> Tensor:
-    """The slots of x (B, H, n, E) that each centroid takes, (B, H, C, W); -1 for fewer than W."""
+@torch.no_grad()
+def _taken(
+    x: Tensor, centroids: Tensor, tokens: Tokens, window: int, nearest: Tensor | None
+) -> Tensor:
+    """The slots of x (B, H, n, E) that each centroid takes, (B, H, C, W); -1 for fewer than W.
+
+    nearest (B, H, n): filled with the centroid that is nearest to each, if it is asked for.
+    """
     rows = [
-        _of_row(each, centroids, standing(tokens.row(b), x.device), window)
+        _of_row(
+            each, centroids, standing(tokens.row(b), x.device), window,
+            None if nearest is None else nearest[b],
+        )
         for b, each in enumerate(x.unbind(0))
-    ]
+    ]  # fmt: skip
     most = max((row.shape[2] for row in rows), default=0)
     slots = torch.full((*x.shape[:2], centroids.shape[1], most), NOBODY, device=x.device)
     for b, row in enumerate(rows):
@@ -66,15 +111,40 @@ def _members(x: Tensor, centroids: Tensor, tokens: Tokens, window: int) -> Tenso
     return slots
 
 
-def _of_row(x: Tensor, centroids: Tensor, who: Standing, window: int) -> Tensor:
+def _of_row(
+    x: Tensor, centroids: Tensor, who: Standing, window: int, nearest: Tensor | None
+) -> Tensor:
     """One batch row, x (H, n, E): slots (H, C, W)."""
     there = x.index_select(1, who.slots).mT
     shares = who.shares(window)
     if not shares:
         return who.slots.new_empty(*centroids.shape[:2], 0)
     step = max(_PRODUCTS // (x.shape[0] * who.size), 1)
-    parts = [_best(some @ there, who, shares) for some in centroids.split(step, 1)]
+    parts, leading = [], _Leading(x, who.size)
+    for first in range(0, centroids.shape[1], step):
+        similar = centroids[:, first : first + step] @ there
+        parts.append(_best(similar, who, shares))
+        if nearest is not None:
+            leading.meet(similar, first)
+    if nearest is not None:
+        nearest.index_copy_(1, who.slots, leading.centroid)
     return who.slots[torch.cat(parts, 1).sort(2).values]
+
+
+@final
+class _Leading:
+    """The centroid that each token was most alike, of those that were met."""
+
+    def __init__(self, x: Tensor, count: int) -> None:
+        self._similar = x.new_full((x.shape[0], count), -torch.inf)
+        self.centroid = torch.zeros_like(self._similar, dtype=torch.int64)
+
+    def meet(self, similar: Tensor, first: int) -> None:
+        """Products (H, c, n) with the centroids from ``first`` on."""
+        # One after the other: torch's max over a dimension that is not the last is slower.
+        for place, each in enumerate(similar.unbind(1), first):
+            self.centroid.masked_fill_(each > self._similar, place)
+            torch.maximum(self._similar, each, out=self._similar)
 
 
 def _best(similar: Tensor, who: Standing, shares: list[int]) -> Tensor:
