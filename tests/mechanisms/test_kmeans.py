@@ -303,7 +303,7 @@ def test_types(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.float(), wide, rtol=0, atol=20 * torch.finfo(dtype).eps)
     ours.train()(*inputs)
     assert ours.auxiliary is not None and ours.auxiliary.dtype == torch.float32
-    assert ours.centroids.dtype == dtype
+    assert ours.centroids.dtype.itemsize >= 4  # a mean that creeps needs its bits
 
 
 def test_autocast_and_a_layer() -> None:

@@ -14,6 +14,7 @@ from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call
 from eyeline.functional.eager import eager
 from eyeline.functional.routed import routed_attention, routed_attention_with_lse
 from eyeline.patterns import Full, Pattern, SameDocument
+from eyeline.planning import pairs
 from eyeline.routing import Route
 from eyeline.routing.cluster_route import best_keys, of_centres, of_members
 from eyeline.routing.clusters import centre_tokens, clustered, means
@@ -38,6 +39,11 @@ class Clusters(NamedTuple):
         """The pairs that are computed one by one: a cluster's queries with its best keys."""
         members = -(-self.chosen.shape[2] // self.best.shape[2])
         return of_members(self.chosen, self.best, min(max(members // 2, 1), _MOST_ROWS))
+
+    def seen(self, batch: int) -> int:
+        """How many pairs of a centre and a key look, over the rows of a batch, in one head."""
+        rows = [(self.c_tokens.row(b), self.k_tokens.row(b)) for b in range(batch)]
+        return sum(pairs(_rule(self), q_tokens=c, k_tokens=k) for c, k in rows)
 
 
 def clustered_attention(
@@ -119,7 +125,7 @@ def _clusters(
     # A negative scale would turn the order round.
     ranked = centres * call.scale
     best = best_keys(ranked, key, topk, c_tokens=tokens, k_tokens=k_tokens)
-    return Clusters(chosen, centres.to(call.query.dtype), best, q_tokens, tokens, k_tokens)
+    return Clusters(chosen, centres, best, q_tokens, tokens, k_tokens)
 
 
 def _rule(given: Clusters) -> Pattern:
@@ -128,21 +134,23 @@ def _rule(given: Clusters) -> Pattern:
 
 def _looked(call: Call, given: Clusters, rule: Pattern) -> Tensor:
     """out_i = m_c · exact_i + (all_c - m_c · top_c): what the centre sees, its best keys apart."""
-    centres, key, value = given.centres, call.key, call.value
     c_tokens, k_tokens = given.c_tokens, given.k_tokens
     route = eager(lambda: given.route)
     exact = routed_attention(
-        call.query, key, value, route, rule, scale=call.scale,
+        call.query, call.key, call.value, route, rule, scale=call.scale,
         dropout_p=call.dropout_p, q_tokens=given.q_tokens, k_tokens=k_tokens,
     )  # fmt: skip
-    whole, lse = attention_with_lse(
-        centres, key, value, rule, scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens
-    )
-    few, lse_few = routed_attention_with_lse(
-        centres, key, value, of_centres(given.best), rule,
-        scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens,
-    )  # fmt: skip
     with torch.autocast(call.query.device.type, enabled=False):
+        # There are few centres, and what is the same in both must cancel.
+        wide = torch.float32 if call.query.dtype.itemsize < 4 else torch.float64
+        centres, key, value = (x.to(wide) for x in (given.centres, call.key, call.value))
+        whole, lse = attention_with_lse(
+            centres, key, value, rule, scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens
+        )
+        few, lse_few = routed_attention_with_lse(
+            centres, key, value, of_centres(given.best), rule,
+            scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens,
+        )  # fmt: skip
         # Who has no keys has no mass: exp(-inf - 0) = 0.
         mass = (lse_few - lse.masked_fill(lse == -torch.inf, 0.0)).exp().unsqueeze(-1)
         rest = whole.to(mass.dtype) - mass * few.to(mass.dtype)

@@ -67,6 +67,7 @@ def kmeans_attention(
     Shapes, tokens and errors are those of ``attention``; centroids (H, C, E), of length 1. Returns
     (B, H, L, Ev) and a number. Routing and loss are at least float32. Choosing takes
     C · (L + S) · E multiplications a head, looking C · window² · (E + Ev), and memory is linear.
+    Of each document a cluster takes one token at least: of D documents up to (window + D)² pairs.
     Roy et al. 2020, "Efficient Content-Based Sparse Attention with Routing Transformers".
     """
     call = check_call(
@@ -90,6 +91,11 @@ def check_centroids(call: Call, centroids: Tensor) -> None:
         raise InvalidArgument(
             f"centroids {tuple(centroids.shape)}: ({heads}, clusters, {width}) for {heads} heads "
             f"of {width}"
+        )
+    apart = (torch.linalg.vector_norm(centroids.double(), dim=-1) - 1.0).abs()
+    if apart.numel() and float(apart.max()) > 0.01:
+        raise InvalidArgument(
+            f"centroids are up to {float(apart.max()):.2g} longer or shorter than 1: give c/‖c‖"
         )
 
 

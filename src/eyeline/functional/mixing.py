@@ -44,7 +44,7 @@ class _Beside(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, x = ctx.saved_tensors
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
             dp, dx = torch.zeros_like(p), grad[:, :, 0].clone()
             for first, end in parts(p.shape[1], ctx.lower):
                 above = grad[:, first:end, 1]

@@ -13,7 +13,6 @@ from eyeline.functional.eager import eager
 from eyeline.kernels import routed
 from eyeline.kernels.route_pieces import Routed
 from eyeline.patterns import Full
-from eyeline.planning.dense import settled
 from eyeline.routing import Route
 from eyeline.scores import Dropout
 from eyeline.tokens import NOBODY, Tokens
@@ -106,8 +105,7 @@ def _work(call: Call, route: Route) -> Routed:
     request = call.request()  # with a seed for dropout
     q, k = request.q_tokens, request.k_tokens
     dropout = next((step for step in request.steps if isinstance(step, Dropout)), None)
-    rule = settled(call.pattern, q, k)
-    return Routed(route, rule, q, k, call.scale, request.groups, dropout)
+    return Routed(route, call.pattern, q, k, call.scale, request.groups, dropout)
 
 
 def _share(reached: Tensor, tokens: Tokens) -> float:

@@ -10,7 +10,6 @@ from torch import Tensor
 from eyeline.functional.checks import Call, PatternLike, check_call
 from eyeline.functional.eager import eager
 from eyeline.patterns import SameDocument
-from eyeline.planning.dense import settled
 from eyeline.routing import Route
 from eyeline.routing.scored import Scored
 from eyeline.tokens import Tokens, default_tokens
@@ -37,7 +36,7 @@ def picked(
 def _picked(pick: Callable[[Scored], Route], call: Call) -> Route:
     lengths = call.query.shape[2], call.key.shape[2]
     q, k = call.tokens if call.tokens is not None else default_tokens(*lengths)
-    rule = settled(call.pattern, q, k)
+    rule = call.pattern
     if k.documents is not None:
         rule = rule & SameDocument()
     with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):

@@ -46,14 +46,15 @@ def sinkhorn_attention(
 
     pattern: Full(), Causal(), SameDocument(), or & of them. It holds in the own block, pair by
     pair; with Causal() a block takes only blocks before it, and the first takes none. Where tokens
-    name documents these are kept apart, whatever the pattern. A query in whose block no key stands
-    sees nothing, and gets 0. Shapes, tokens, scale, dropout_p: as in ``attention``.
+    name documents these are kept apart, whatever the pattern. A query in whose block no key stands,
+    with Causal() none up to it, sees nothing and gets 0. Shapes, tokens, scale, dropout_p: as in
+    ``attention``.
 
     Multiplications: L · 2·block · (E + Ev) for each query head, N² · block · (E + Ev) for each key
-    head (half of it where causal). Memory: linear in L and S, and N². Differentiable, also by the
-    scores; first derivatives. Raises InvalidArgument for what does not fit together and for two
-    queries, or keys, at one position of a document; NotSupported for other patterns. Tay et al.
-    2020, "Sparse Sinkhorn Attention".
+    head (half of it where causal). Memory: N · block · (2 · block + E + Ev), and N²; documents
+    shorter than a block have one each. First derivatives, by the scores too. Raises
+    InvalidArgument for what does not fit together and for two queries, or keys, at one position of
+    a document; NotSupported for other patterns. Tay et al. 2020, "Sparse Sinkhorn Attention".
     """
     call = check_call(
         query, key, value, pattern,

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from eyeline.kernels.steps import Steps
-from eyeline.patterns import Full, Pattern
+from eyeline.patterns import Causal, Full, Pattern, SameDocument, Window
+from eyeline.patterns.algebra import Compound
+from eyeline.planning.dense import settled
 from eyeline.routing.route import Route, gathered, of_blocks
 from eyeline.scores import Block, Dropout, Marks
 from eyeline.scores.columns import ColumnsOf
@@ -40,19 +42,25 @@ class Routed:
         """Each query head of each batch row."""
         queries, keys = self.route.queries, self.route.keys
         for row in range(queries.shape[0]):
-            tokens = [x.row(row) for x in (self.q_tokens, self.k_tokens)]
+            tokens = self.q_tokens.row(row), self.k_tokens.row(row)
+            rule = settled(self.pattern, *tokens)
             for head in range(queries.shape[1]):
-                yield Head(self, row, head, queries[row, head], keys[row, head], *tokens)
+                own = queries[row, head], keys[row, head]
+                yield Head(self, row, head, rule.at(row, head), *own, *tokens)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One query head of one batch row: slots of its queries (A, M) and keys (A, M')."""
+    """One query head of one batch row: slots of its queries (A, M) and keys (A, M').
+
+    pattern: the one that holds in it.
+    """
 
     work: Routed
     row: int
     head: int
+    pattern: Pattern
     queries: Tensor
     keys: Tensor
     q_tokens: Tokens
@@ -72,12 +80,14 @@ class Head:
         for first in range(0, route.blocks, count):
             yield Piece(self, first, min(count, route.blocks - first), q, k)
 
-    @staticmethod
-    def _points(slots: Tensor, tokens: Tokens) -> Points:
-        position = gathered(_narrow(tokens.positions).to(slots.device), slots, NOBODY)
-        if tokens.documents is None:
-            return Points(position, torch.zeros_like(position))
-        return Points(position, gathered(_narrow(tokens.documents).to(slots.device), slots, NOBODY))
+    def _points(self, slots: Tensor, tokens: Tokens) -> Points:
+        narrow = compares_only(self.pattern)
+        position, document = (
+            None if x is None else gathered(_narrow(x) if narrow else x, slots, NOBODY)
+            for x in (tokens.positions.to(slots.device), _on(tokens.documents, slots.device))
+        )
+        assert position is not None
+        return Points(position, document if document is not None else torch.zeros_like(position))
 
 
 @final
@@ -136,12 +146,12 @@ class Piece:
 
     def mask(self) -> Tensor | None:
         """Who may look at whom, bool (A, count, rows, columns); None if all may."""
-        route, pattern = self.of.work.route, self.of.work.pattern
+        route, pattern = self.of.work.route, self.of.pattern
         q = Points(*(self._q(x).unsqueeze(3) for x in self.q))
         k = Points(*(self._k(x).unsqueeze(2) for x in self.k))
         mask = None
         if pattern != Full():
-            mask = pattern.at(self.of.row, self.of.head).answers(q, k)
+            mask = pattern.answers(q, k)
         for somebody in (q.position != NOBODY, k.position != NOBODY):
             mask = mask if bool(somebody.all()) else _both(mask, somebody)
         if route.q_labels is not None and route.k_labels is not None:
@@ -181,6 +191,20 @@ def _both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     if mask is None or other is None:
         return other if mask is None else mask
     return mask & other
+
+
+def compares_only(pattern: Pattern) -> bool:
+    """Whether 32 bits do for all that a pattern computes of positions that fit into them."""
+    if isinstance(pattern, Compound):
+        return all(map(compares_only, pattern.parts))
+    if isinstance(pattern, Window):
+        widths = [x for x in (pattern.left, pattern.right) if x is not None]
+        return all(x <= torch.iinfo(torch.int32).max for x in widths)
+    return isinstance(pattern, (Full, Causal, SameDocument))
+
+
+def _on(x: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if x is None else x.to(device)
 
 
 def _narrow(numbers: Tensor) -> Tensor:

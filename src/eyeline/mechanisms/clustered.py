@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from eyeline.encodings.checks import check_size
 from eyeline.functional.checks import PatternLike, check_call, probability
-from eyeline.functional.clustered import clustered_attention, clusters_of, only_documents
+from eyeline.functional.clustered import (
+    Clusters,
+    clustered_attention,
+    clusters_of,
+    only_documents,
+)  # fmt: skip
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
 from eyeline.planning.work import Asked, Work
@@ -78,10 +83,7 @@ class ClusteredQueries(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> Route:
         """Which pairs are computed one by one. All others share the weights of a cluster."""
-        call = check_call(
-            query, key, key, self.pattern, scale=None, q_tokens=q_tokens, k_tokens=k_tokens
-        )
-        return clusters_of(call, self.clusters, self.topk, self.rounds).route
+        return self._clusters(query, key, q_tokens, k_tokens).route
 
     def explain(
         self,
@@ -92,19 +94,24 @@ class ClusteredQueries(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> dict[str, str]:
         """Causality, pairs, and how many keys are looked at one by one, in words."""
-        route = self.route(query, key, q_tokens=q_tokens, k_tokens=k_tokens)
+        given = self._clusters(query, key, q_tokens, k_tokens)
         causality = "none: clusters hold queries of all places"
         found = told(
-            causality, route, query, key, self.pattern, q_tokens=q_tokens, k_tokens=k_tokens
+            causality, given.route, query, key, self.pattern, q_tokens=q_tokens, k_tokens=k_tokens
         )
         exactly = found.pop("keys that are looked at")
-        of_means = query.shape[0] * query.shape[1] * self.clusters * key.shape[2]
+        apart = given.q_tokens.documents is not None
         return {
             **found,
-            "pairs of clusters and keys": f"{of_means:,}",
-            "keys that are looked at": "all, by the mean of each cluster",
+            "pairs of clusters and keys": f"{given.seen(query.shape[0]) * query.shape[1]:,}",
+            "keys that are looked at": "by the mean of each cluster all"
+            + (" of its document" if apart else ""),
             "keys that queries look at one by one": exactly,
         }
+
+    def _clusters(self, query: Tensor, key: Tensor, q: Tokens | None, k: Tokens | None) -> Clusters:
+        call = check_call(query, key, key, self.pattern, scale=None, q_tokens=q, k_tokens=k)
+        return clusters_of(call, self.clusters, self.topk, self.rounds)
 
     def work(self, asked: Asked) -> Work:
         """C·L·E·(rounds + 1) for clusters, C·S·(2E + Ev) for their means, and L·k·(E + Ev); see

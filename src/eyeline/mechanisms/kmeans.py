@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -202,7 +203,17 @@ class KMeans(nn.Module):
     def _move(self, given: Nearest) -> None:
         """One step of the running means, by those that are nearest to each centroid."""
         centroids = self.centroids.to(given.total.dtype)
-        self.centroids.copy_(moved(centroids, given.total, given.size, self.decay))
+        new = moved(centroids, given.total, given.size, self.decay)
+        # A loss that is not finite is refused after this, and leaves the centroids as they were.
+        self.centroids.copy_(torch.where(new.isfinite().all(), new, centroids))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KMeans:
+        """Moves as all modules do, but half types have too few bits for a mean that creeps."""
+        kept = self.centroids
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.centroids.dtype.itemsize < 4:
+            self.centroids = kept.to(self.centroids.device)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the loss, which belongs to a pass and cannot be copied."""

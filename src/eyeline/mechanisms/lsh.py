@@ -15,7 +15,7 @@ from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call,
 from eyeline.functional.lsh import by_hashing, check_heads, route_of
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
-from eyeline.patterns.ahead import never_looks_ahead
+from eyeline.patterns.ahead import never_looks_ahead, reads_in_steps
 from eyeline.planning.work import Asked, Work
 from eyeline.routing import Route
 from eyeline.routing.lsh import By, Hashing
@@ -81,12 +81,9 @@ class LSH(nn.Module):
     @property
     def no_cache(self) -> str | None:
         """Why a text cannot be read in steps; None where it can."""
-        why = {
-            "functional": None,
-            "edge": 'where chunks end depends on later tokens: by="buckets" reads in steps',
-            "none": f"under {self.pattern} tokens may look ahead: read the whole text at once",
-        }
-        return why[self.causality]
+        if self.causality == "edge":
+            return 'where chunks end depends on later tokens: by="buckets" reads in steps'
+        return reads_in_steps(self.pattern)
 
     @property
     def cache_kind(self) -> Hashable:
@@ -94,7 +91,10 @@ class LSH(nn.Module):
         return "lsh", self.pattern
 
     def redraw(self, seed: int | None = None) -> None:
-        """Other rotations from now on: those of this seed, or of the next one."""
+        """Other rotations from now on: those of this seed, or of the next one.
+
+        The seed is no weight, and is not saved with them.
+        """
         self.hashing = replace(self.hashing, seed=self.hashing.seed + 1 if seed is None else seed)
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -10,7 +10,7 @@ from eyeline.functional.checks import PatternLike, as_pattern, probability
 from eyeline.functional.routed import routed_attention
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Pattern
-from eyeline.patterns.ahead import never_looks_ahead
+from eyeline.patterns.ahead import never_looks_ahead, reads_in_steps
 from eyeline.planning.dense import settled
 from eyeline.planning.heads import rules
 from eyeline.planning.work import Asked, Work
@@ -51,9 +51,7 @@ class Picking(nn.Module, ABC):
     @property
     def no_cache(self) -> str | None:
         """Why a text cannot be read in steps; None where it can, from the keys of its pattern."""
-        if self.causality == "functional":
-            return None
-        return f"under {self.pattern} tokens may look ahead: read the whole text at once"
+        return reads_in_steps(self.pattern)
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise InvalidArgument if the pattern was made for other heads."""

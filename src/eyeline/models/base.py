@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from eyeline.caches import Cache
 from eyeline.encodings.checks import check_below
-from eyeline.errors import InvalidArgument
+from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.cached import cache_of, following
 from eyeline.layers.checks import check_sizes, check_tokens
 from eyeline.mechanisms import Heads, Recipe
@@ -269,6 +269,15 @@ def made(
     if check is not None:
         check(config.heads, config.kv_heads, config.head_dim)
     return mechanism
+
+
+def check_apart(mechanism: nn.Module) -> None:
+    """Raise NotSupported where queries must be keys: the model projects them apart."""
+    if getattr(mechanism, "shared_qk", False):
+        raise NotSupported(
+            f"{type(mechanism).__name__}: its queries are its keys, and this model projects them "
+            "apart; layers, BERT and the encoder-decoder make both by one projection"
+        )
 
 
 def really() -> AbstractContextManager[object]:

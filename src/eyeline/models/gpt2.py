@@ -24,7 +24,16 @@ from eyeline.layers.cached import attend
 from eyeline.layers.checks import check_sizes
 from eyeline.layers.feedforward import Activation
 from eyeline.mechanisms import Recipe
-from eyeline.models.base import Form, LanguageModel, Names, Part, check_heads, drawn, made
+from eyeline.models.base import (
+    Form,
+    LanguageModel,
+    Names,
+    Part,
+    check_apart,
+    check_heads,
+    drawn,
+    made,
+)  # fmt: skip
 from eyeline.models.guard import Attributes
 from eyeline.patterns import Causal, Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -236,6 +245,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.index = config.heads, index
         self.qkv = nn.Linear(config.width, 3 * config.width)
+        check_apart(mechanism)
         self.attend = mechanism
         self.out = nn.Linear(config.width, config.width)
 

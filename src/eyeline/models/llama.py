@@ -22,7 +22,7 @@ from eyeline.layers import GatedFeedForward, LayerCache, by_rows, rms_norm
 from eyeline.layers.cached import attend
 from eyeline.layers.checks import check_sizes
 from eyeline.mechanisms import Recipe
-from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, made
+from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart, made
 from eyeline.models.guard import Attributes
 from eyeline.models.rotary_config import read_rotary
 from eyeline.patterns import Causal, Pattern, sliding_window
@@ -245,6 +245,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(
             config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False
         )
+        check_apart(attend)
         self.attend = attend
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 

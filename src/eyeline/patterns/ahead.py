@@ -8,6 +8,18 @@ from eyeline.patterns.causal import Causal
 from eyeline.patterns.window import Window
 
 
+def reads_in_steps(pattern: Pattern) -> str | None:
+    """Why what looks like a pattern cannot be read in steps; None where it can."""
+    if not never_looks_ahead(pattern):
+        return f"under {pattern} tokens may look ahead: read the whole text at once"
+    if "length" in pattern.varies_by:
+        return (
+            f"{pattern} differs per length of sequence, which is not known before the end: fix it "
+            "with pattern.of_length(n), where n is the longest text to be read"
+        )
+    return None
+
+
 def never_looks_ahead(pattern: Pattern) -> bool:
     """True if no token may look at a later one, at any length.
 

@@ -64,4 +64,5 @@ def _heavy(scores: Tensor, t: float) -> Tensor:
     least = weight.sum(-1, keepdim=True) * t
     heavy = (weight >= least) & (weight > 0.0)
     # The weightiest has exp(0) = 1.
-    return heavy.scatter(1, place, top > -torch.inf)
+    # So has a NaN, which is kept, to be seen.
+    return heavy.scatter(1, place, top != -torch.inf)

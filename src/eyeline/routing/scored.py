@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eyeline.patterns import Pattern
+from eyeline.planning.dense import settled
 from eyeline.routing.ranges import at_once, mask, rows_of, spans
 from eyeline.tokens import Tokens
 
@@ -20,7 +21,7 @@ from eyeline.tokens import Tokens
 class Scored(NamedTuple):
     """Queries (B, H, L, E) and keys (B, Hk, S, E), whose pairs have scores scale · query · key.
 
-    rule: which pairs are allowed, settled for the length.
+    rule: which pairs are allowed.
     """
 
     query: Tensor
@@ -75,16 +76,18 @@ def _parts(of: Scored, group: int) -> Iterator[_Part]:
     batch, shared = of.key.shape[:2]
     if "head" in rule.varies_by:
         for row in range(batch):
+            here = settled(rule, q.row(row), k.row(row))
             for head in range(shared * group):
                 lane, own = row * shared + head // group, head % group
                 lanes, heads = slice(lane, lane + 1), slice(own, own + 1)
-                yield _Part(lanes, heads, rule.at(row, head), q.row(row), k.row(row))
+                yield _Part(lanes, heads, here.at(row, head), q.row(row), k.row(row))
     elif "batch" in rule.varies_by or q.batch is not None or k.batch is not None:
         for row in range(batch):
             lanes = slice(row * shared, (row + 1) * shared)
-            yield _Part(lanes, slice(0, group), rule.at(row, 0), q.row(row), k.row(row))
+            here = settled(rule, q.row(row), k.row(row)).at(row, 0)
+            yield _Part(lanes, slice(0, group), here, q.row(row), k.row(row))
     else:
-        yield _Part(slice(0, batch * shared), slice(0, group), rule, q, k)
+        yield _Part(slice(0, batch * shared), slice(0, group), settled(rule, q, k), q, k)
 
 
 def _of_part(part: _Part, query: Tensor, key: Tensor, scale: float) -> Iterator[Sheet]:

@@ -68,6 +68,8 @@ def sorting(q: Tokens, k: Tokens, size: int, causal: bool, device: torch.device)
         near = real[:, :, None] & (band.tril() if causal else band)
         # Whether at an offset somebody stands in one of the blocks that can be taken.
         far = (taken.float() @ keys.real.float() > 0)[:, :, None].expand_as(near)
+        if causal:  # who stands before all keys of his block may not know by what it takes
+            far = far & near.any(-1, keepdim=True)
         mask = torch.cat((near, far), -1)
         blind = ~mask.any(-1)
         lonely = blind & asking.real

@@ -24,7 +24,7 @@ def check_causal(model: LanguageModel, length: int) -> None:
         if getattr(mechanism, "causality", None) == "edge":
             raise InvalidArgument(
                 f"layer {layer}, {type(mechanism).__name__}: {mechanism.no_cache}. A language "
-                "model is to know nothing of the future: lsh(by=buckets), topk, sinkhorn, linear "
+                "model is to know nothing of the future: topk, threshold, sinkhorn, linear "
                 "and exact patterns do not"
             )
     size = min(length, _MOST)
@@ -45,10 +45,11 @@ def _try(model: LanguageModel, size: int) -> None:
     ids = torch.arange(size)[None] % model.config.vocabulary
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 1) % model.config.vocabulary
-    training = model.training
+    training = {module: module.training for module in model.modules()}
     model.eval()
     before, after = (model(x)[0, :-1] for x in (ids, other))
-    model.train(training)
+    for module, was in training.items():
+        module.training = was
     changed = (before != after).any(-1).nonzero()
     if len(changed):
         raise InvalidArgument(
