@@ -13,7 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import Convolution, MultiHeadAttention, Recurrent
-from eyeline.layers.ancestors import LSTMN
+from eyeline.layers.ancestors import (
+    LSTMN,
+    Decomposable,
+    IntraDecoder,
+    IntraTemporal,
+    StructuredAttention,
+)
 from eyeline.mechanisms import (
     Additive,
     Compressed,
@@ -242,6 +248,27 @@ def test_layers_are_what_torch_counts(cell: str) -> None:
         assert torchs(lambda layer=layer: layer(x)) == cost(layer, N).computed_flops
 
 
+def test_ancestors_are_what_torch_counts() -> None:
+    x = torch.randn(1, N, 6)
+    structured = StructuredAttention(6, 7, 3)
+    assert torchs(lambda: structured(x).penalty) == cost(structured, N).computed_flops
+    for intra in (False, True):
+        pair = Decomposable(6, 7, classes=3, intra=intra)
+        found = cost(pair, N)
+        assert torchs(lambda pair=pair: pair(x, x)) == found.computed_flops > found.flops
+    temporal, decoder = IntraTemporal(6), IntraDecoder(6)
+    assert torchs(lambda: temporal(x, x).context) == cost(temporal, N).computed_flops
+    # So short a text is computed whole; cost counts what tiles would.
+    assert torchs(lambda: decoder(x)) == 2 * (N * 36 + N * N * 12)
+    assert cost(decoder, N).multiplications == N * 36 + N * (N - 1) // 2 * 12
+
+
+def test_what_makes_no_tokens_has_no_path() -> None:
+    for layer in (StructuredAttention(6, 7, 3), Decomposable(6, 7, classes=3)):
+        with pytest.raises(NotSupported, match="makes no tokens"):
+            max_path_length(layer, N)
+
+
 def test_projections_are_apart() -> None:
     layer = MultiHeadAttention(12, 4, num_kv_heads=2)
     found = cost(layer, N)
@@ -326,7 +353,7 @@ def test_paths_are_those_of_a_search_over_who_hears_whom() -> None:
     layers = [MultiHeadAttention(6, 2, mechanism=each) for each in mechanisms]
     others = [Convolution(6, 3), Convolution(6, 4), Convolution(6, 3, dilation=3, causal=True)]
     for n in (1, 2, 3, 5, 11, 13):
-        for layer in (*layers, *others, LSTMN(6)):
+        for layer in (*layers, *others, LSTMN(6), IntraDecoder(6)):
             assert max_path_length(layer, n) == searched(heard(layer, n, 6)), (layer, n)
 
 

@@ -13,6 +13,12 @@ from torch import Tensor, nn
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import Convolution, MultiHeadAttention, Recurrent
 from eyeline.layers.ancestors import LSTMN
+from eyeline.measuring.ancestors import (
+    decomposable,
+    intra_decoder,
+    intra_temporal,
+    structured,
+)  # fmt: skip
 from eyeline.mechanisms.making import Heads
 from eyeline.mechanisms.recipes import Option, Recipe, word_and_options
 from eyeline.patterns import Causal, Full, Pattern, parse
@@ -33,6 +39,10 @@ LAYERS: Mapping[str, Any] = {
     DILATED: _dilated,
     "recurrent": Recurrent,
     "lstmn": LSTMN,
+    "structured": structured,
+    "decomposable": decomposable,
+    "intra_temporal": intra_temporal,
+    "intra_decoder": intra_decoder,
 }
 """Layers that are no attention, by name: made for a width, with options."""
 
@@ -81,6 +91,8 @@ class Kind:
         width = heads.num_heads * heads.head_dim
         if self.name == "additive":  # scores and weights, and the slopes of both
             return length**2 * heads.num_heads * 4 * (4 if backward else 2)
+        if self.name == "intra_temporal":  # scores, their sums so far, weights, and slopes
+            return length**2 * 4 * (8 if backward else 5)
         if self.name == "lstmn":  # all states so far, stacked anew for each token
             return length**2 * 4 * (1 + (2 * width if backward else 0))
         return 0
@@ -181,7 +193,10 @@ def standard(length: int, shortest: int | None = None) -> tuple[Kind, ...]:
         "linear", "linear(feature_map=relu)", "linear(feature_map=favor)",
     ]  # fmt: skip
     causal = ["linear", "linear(feature_map=favor)"]
-    layers = ["convolution(kernel=7)", f"{DILATED}(kernel=3)", "recurrent", "lstmn"]
+    layers = [
+        "convolution(kernel=7)", f"{DILATED}(kernel=3)", "recurrent", "structured", "decomposable",
+        "lstmn", "intra_temporal", "intra_decoder",
+    ]  # fmt: skip
     return (
         *(kind(text) for text in layers),
         *(Kind("exact", (), parse(text), text) for text in exact),
@@ -210,7 +225,10 @@ class _OnTokens(nn.Module):
         self.layer = layer
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out: Tensor = self.layer(query.transpose(1, 2).flatten(2))
+        x = query.transpose(1, 2).flatten(2)
+        out: Tensor = self.layer(x)
+        if out.shape[-1] != x.shape[-1]:  # classes, and no tokens
+            return out
         heads: Tensor = out.unflatten(2, (query.shape[1], -1)).transpose(1, 2)
         return heads
 

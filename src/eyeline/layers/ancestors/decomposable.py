@@ -7,11 +7,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from eyeline.errors import NotSupported
 from eyeline.functional import attention
 from eyeline.functional.checks import probability
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody
 from eyeline.patterns import Full
+from eyeline.planning.work import Asked, Work, numbers_in
 from eyeline.scores import OffsetBias
 from eyeline.tokens import Tokens, default_tokens
 
@@ -78,6 +80,26 @@ class Decomposable(nn.Module):
         scores: Tensor = self.classify(self.aggregate(torch.cat(sums, -1)))
         return scores
 
+    def work(self, asked: Asked) -> Work:
+        """Of two sentences of L words each: F and G for each word, L² · (hidden + 2 word) for e, β
+        and α, H and the classes; with intra also F' and L² · (hidden + width) for each sentence. e
+        is computed for β and for α. See ``eyeline.cost``."""
+        call = asked.without_heads("decomposable attention", self.width)
+        n, (classes, hidden) = call.length, self.classify.weight.shape
+        word = 2 * self.width if self.intra is not None else self.width
+        made = n * (_products(word, hidden) + _products(2 * word, hidden)) * 2
+        made += _products(2 * hidden, hidden) + hidden * classes + n**2 * (hidden + 2 * word)
+        pairs = n**2
+        if self.intra is not None:
+            made += 2 * n * _products(self.width, hidden) + 2 * n**2 * (hidden + self.width)
+            pairs += 2 * n**2
+        numbers = 2 * n * self.width + classes + numbers_in(self)
+        return Work(call, pairs, pairs + n**2, made, made + n**2 * hidden, numbers=numbers, steps=2)
+
+    def path(self, length: int) -> int:
+        """Raises NotSupported: words become one vector, and do not hear each other."""
+        raise NotSupported("decomposable attention makes no tokens: words reach its one answer")
+
     def _words(self, name: str, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tokens]:
         """The words, nobody as true zeros, with what they saw of their own sentence."""
         check_input(name, x, self.width, self.classify.weight)
@@ -110,6 +132,11 @@ def _looked(
         q, k, v, Full(), score_mod=bias, scale=1.0, q_tokens=tokens[0], k_tokens=tokens[1]
     )
     return out.squeeze(1)
+
+
+def _products(inward: int, hidden: int) -> int:
+    """The multiplications of a network for one row."""
+    return inward * hidden + hidden**2
 
 
 def _network(inward: int, hidden: int, dropout: float) -> nn.Sequential:

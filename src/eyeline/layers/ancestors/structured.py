@@ -8,8 +8,10 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from eyeline.errors import NotSupported
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody
+from eyeline.planning.work import Asked, Work, numbers_in
 from eyeline.tokens import Tokens
 
 
@@ -60,6 +62,19 @@ class StructuredAttention(nn.Module):
         identity = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
         penalty = (weight @ weight.mT - identity).square().sum((1, 2))
         return Structured(weight @ x, weight, penalty)
+
+    def work(self, asked: Asked) -> Work:
+        """L · hidden · (width + hops) for the scores, L · hops · width for M, and L · hops² for the
+        penalty; see ``eyeline.cost``."""
+        call = asked.without_heads("structured self-attention", self.width)
+        n, (hops, hidden) = call.length, self.second.weight.shape
+        made = n * (hidden * (self.width + hops) + hops * self.width + hops**2)
+        numbers = (n + hops) * self.width + numbers_in(self)
+        return Work(call, n * hops, n * hops, made, made, numbers=numbers)
+
+    def path(self, length: int) -> int:
+        """Raises NotSupported: words become one matrix, and do not hear each other."""
+        raise NotSupported("structured self-attention makes no tokens: words reach its matrix")
 
     def _scores(self, x: Tensor) -> Tensor:
         scores: Tensor = self.second(self.first(x).tanh()).mT

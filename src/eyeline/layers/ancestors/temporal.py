@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
@@ -12,6 +13,7 @@ from eyeline.functional import attention, attention_weights
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody, order_of
 from eyeline.patterns import Causal, Window
+from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
 
 # The logarithm of a sum of nothing. Finite, since -inf - -inf has no derivative.
@@ -88,6 +90,19 @@ class IntraTemporal(nn.Module):
         weight = order.back(weight.masked_fill(unseen[:, None], 0.0)).to(memory.dtype)
         return Looked(weight @ memory, weight, TemporalState(sums[:, -1]))
 
+    def work(self, asked: Asked) -> Work:
+        """As many states as words: L · width · memory_width for W, L² · (width + memory_width) for
+        scores and contexts. Each step waits for the sums of those before; see ``eyeline.cost``."""
+        call = asked.without_heads("intra-temporal attention", self.width)
+        n, pairs = call.length, call.length**2
+        made = n * self.width * self.memory_width + pairs * (self.width + self.memory_width)
+        numbers = n * (self.width + 2 * self.memory_width) + numbers_in(self)
+        return Work(call, pairs, pairs, made, made, numbers=numbers, steps=max(n, 1))
+
+    def path(self, length: int) -> int:
+        """1: a state takes from all words at once; see ``max_path_length``."""
+        return int(length > 1)
+
 
 @final
 class IntraDecoder(nn.Module):
@@ -128,6 +143,23 @@ class IntraDecoder(nn.Module):
             k_tokens=k_tokens,
         )
         return out.squeeze(1)
+
+    def work(self, asked: Asked) -> Work:
+        """L · width² for W, and 2 · width for each pair of a state and an earlier one; see
+        ``eyeline.cost``."""
+        call = asked.without_heads("an intra-decoder", self.width)
+        found, once = of_pattern(_EARLIER, call), call.length * self.width**2
+        return replace(
+            found,
+            multiplications=found.multiplications + once,
+            computed_multiplications=found.computed_multiplications + once,
+            numbers=2 * call.length * self.width + numbers_in(self),
+            backward=None,
+        )
+
+    def path(self, length: int) -> int:
+        """1: a state takes from all before it at once; see ``max_path_length``."""
+        return int(length > 1)
 
     def weights(
         self,
