@@ -29,6 +29,9 @@ bench: model
 	bash benchmarks/run.sh
 	COLUMNS=120 $(PY) -m eyeline compare --plot docs/images/compare.png | sed 's/ *$$//' \
 		> benchmarks/results/compare.txt
+	COLUMNS=100 $(PY) -m eyeline bench --mechanism all --length 1024 --length 8192 --backward \
+		| sed 's/ *$$//' | cat -s > benchmarks/results/table.txt
+	$(PY) -m benchmarks.pages
 
 model: .venv/.app
 	for name in $(MODELS); do $(PY) -m eyeline models --fetch $$name || exit 1; done

@@ -103,6 +103,7 @@ def bench(
         return
     if counts is not None:
         _show_counts(counts, False)
+        typer.echo()
     from eyeline.cli.bench_table import show
 
     show(result)
