@@ -25,11 +25,13 @@ class Bags:
     def __init__(self, slots: Tensor, length: int) -> None:
         flat = slots.flatten()
         self._slots = flat.masked_fill(flat == NOBODY, length)
+        self._length = length
         counts = torch.bincount(self._slots, minlength=length + 1)
         ends = counts.cumsum(0)
         self.starts = (ends - counts)[:length]
-        self.places = self._slots.argsort(stable=True)[: int(ends[-1] - counts[-1])]
-        self._length = length
+        there = int(ends[-1] - counts[-1])
+        once = _once_a_lane(self._slots.view(slots.shape), length, there)
+        self.places = once if once is not None else self._slots.argsort(stable=True)[:there]
 
     def sums(self, rows: Tensor, share: Tensor | None = None) -> Tensor:
         """Σ share · row over the places of each slot: rows (…, E) to (length, E)."""
@@ -46,6 +48,22 @@ class Bags:
         total = torch.zeros_like(top).index_add_(0, self._slots, weight)
         share = weight.div_(total.masked_fill(total == 0.0, 1.0)[self._slots])
         return total.log_().add_(top)[:-1], share
+
+
+def _once_a_lane(slots: Tensor, length: int, there: int) -> Tensor | None:
+    """The places slot by slot, where no slot stands twice in a lane: what sorting would find.
+
+    slots (A, M), ``length`` for nobody; there: in how many places somebody stands.
+    """
+    lanes, size = slots.shape
+    if lanes * length > 2 * slots.numel():  # such a table would be larger than the slots
+        return None
+    places = torch.arange(lanes * size, device=slots.device).view(lanes, size)
+    found = slots.new_full((lanes, length + 1), -1).scatter_(1, slots, places)[:, :length].mT
+    if lanes * length == there:
+        return found.flatten() if bool((found >= 0).all()) else None
+    listed = found[found >= 0]
+    return listed if len(listed) == there else None
 
 
 def weighted(

@@ -120,9 +120,12 @@ class Piece:
         self._q(places).copy_(blocks)
 
     def add(self, places: Tensor, blocks: Tensor) -> None:
-        """Add results of the keys to their places (A, M', …)."""
+        """Add results of the keys to their places (A, M', …), or write them where all is apart."""
         route = self.of.work.route
         view = of_blocks(places, route.columns, route.step, self.first, self.count)
+        if route.apart:
+            view.copy_(blocks)
+            return
         # Neighbouring blocks share places. Slices no wider than a step do not overlap.
         width = route.step if self.count > 1 else route.columns
         for first in range(0, route.columns, width):

@@ -107,7 +107,10 @@ def _gradients(
         q, k, v = head.of(*inputs)
         known = [x if x is None else x[head.row, head.head] for x in (out, lse, grad, grad_lse)]
         dq = q.new_empty(*head.queries.shape, q.shape[1], dtype=lse.dtype)
-        dk, dv = (x.new_zeros(*head.keys.shape, x.shape[1], dtype=lse.dtype) for x in (k, v))
+        make = torch.empty if work.route.apart else torch.zeros
+        dk, dv = (
+            make(*head.keys.shape, x.shape[1], dtype=lse.dtype, device=x.device) for x in (k, v)
+        )
         for piece in head.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
             blocks = piece.rows(q), piece.columns(k), piece.columns(v)
             slopes = _backward(piece, blocks, [None if x is None else piece.rows(x) for x in known])

@@ -68,6 +68,11 @@ class Route:
         return self.queries.shape[:3].numel() * self.blocks * self.rows * self.columns
 
     @property
+    def apart(self) -> bool:
+        """Whether each place of a key is in one block."""
+        return self.step == self.columns and self.keys.shape[3] == self.blocks * self.columns
+
+    @property
     def sizes(self) -> str:
         """The shapes, for messages."""
         shapes = f"queries {tuple(self.queries.shape)}, keys {tuple(self.keys.shape)}"
