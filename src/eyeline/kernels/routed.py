@@ -72,10 +72,11 @@ def _results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[T
     wide = torch.promote_types(query.dtype, torch.float32)
     out = value.new_zeros(*query.shape[:3], value.shape[3])
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
+    # One for all heads: fresh memory for each would be given page by page.
+    places = work.route.queries.shape[2:]
+    rows, row_lse = lse.new_empty(*places, value.shape[3]), lse.new_empty(places)
     for head in work.heads():
         q, k, v = head.of(query, key, value)
-        places = head.queries.shape
-        rows, row_lse = v.new_empty(*places, v.shape[1], dtype=wide), lse.new_empty(places)
         for piece in head.pieces(2 * (k.shape[1] + v.shape[1]) * q.element_size()):
             found = _forward(piece, (piece.rows(q), piece.columns(k), piece.columns(v)))
             piece.put(rows, found[0])
@@ -103,14 +104,16 @@ def _gradients(
     if selected.serves(work):
         found = selected.gradients(work, inputs, (out, lse), (grad, grad_lse))
         return tuple(x.to(y.dtype) for x, y in zip(found, inputs, strict=True))
+    dq, dk, dv = (
+        lse.new_empty(*slots.shape[2:], x.shape[3])
+        for slots, x in zip((work.route.queries, *[work.route.keys] * 2), inputs, strict=True)
+    )
     for head in work.heads():
         q, k, v = head.of(*inputs)
         known = [x if x is None else x[head.row, head.head] for x in (out, lse, grad, grad_lse)]
-        dq = q.new_empty(*head.queries.shape, q.shape[1], dtype=lse.dtype)
-        make = torch.empty if work.route.apart else torch.zeros
-        dk, dv = (
-            make(*head.keys.shape, x.shape[1], dtype=lse.dtype, device=x.device) for x in (k, v)
-        )
+        if not work.route.apart:
+            dk.zero_()
+            dv.zero_()
         for piece in head.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
             blocks = piece.rows(q), piece.columns(k), piece.columns(v)
             slopes = _backward(piece, blocks, [None if x is None else piece.rows(x) for x in known])
