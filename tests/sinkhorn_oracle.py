@@ -116,6 +116,8 @@ def _row(
         if not causal or k_at[slot] <= at:
             scores.append(q @ key[slot] / math.sqrt(len(q)))
             values.append(value[slot])
+    if causal and not scores:  # what the block takes is chosen by its first key, which is later
+        return nothing
     for offset in range(size):
         some = [
             (p[i][j], slot)

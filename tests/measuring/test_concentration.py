@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from eyeline import Causal, Full, PerHead, sliding_window
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.measuring import concentration as module
 from eyeline.measuring.concentration import concentration
 from eyeline.measuring.looking import Look, of_each_layer
 from eyeline.measuring.redundancy import effective_rank, redundancy, repeated_columns
@@ -66,7 +66,7 @@ def test_sheets_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = concentration(model, text)
     monkeypatch.setattr("eyeline.routing.ranges._PAIRS", 50)
     monkeypatch.setattr("eyeline.routing.ranges._FEWEST_ROWS", 2)
-    sizes: list[int] = []
+    module, sizes = import_module("eyeline.measuring.concentration"), list[int]()
     parts = module._parts
     monkeypatch.setattr(module, "_parts", lambda x, s: (sizes.append(x.numel()), parts(x, s))[1])
     torch.testing.assert_close(concentration(model, text), whole)
