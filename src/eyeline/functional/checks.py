@@ -35,10 +35,16 @@ class Call(NamedTuple):
     dropout_p: float
     wants_lse: bool
 
+    @property
+    def standing(self) -> tuple[Tokens, Tokens]:
+        """The tokens of queries and keys, also where they are omitted."""
+        if self.tokens is not None:
+            return self.tokens
+        return default_tokens(self.query.shape[2], self.key.shape[2])
+
     def request(self) -> Request:
         """What a kernel is asked to do. A new seed of dropout is drawn."""
-        lengths = self.query.shape[2], self.key.shape[2]
-        q, k = self.tokens if self.tokens is not None else default_tokens(*lengths)
+        q, k = self.standing
         steps = self.steps + _dropout(self.dropout_p)
         tensors = self.query, self.key, self.value
         return Request(*tensors, self.pattern, q, k, self.scale, self.wants_lse, steps)
@@ -93,6 +99,12 @@ def check_call(
         raise InvalidArgument(f"scale={scale}: it must be a finite number")
     dropout_p = probability("dropout_p", dropout_p)
     return Call(query, key, value, rule, tokens, float(scale), steps, dropout_p, wants_lse)
+
+
+def check_pattern_heads(pattern: Pattern, num_heads: int) -> None:
+    """Raise InvalidArgument if it was made for other heads, as far as it does not ask for rows."""
+    if "batch" not in pattern.varies_by:
+        pattern.check_call(1, num_heads)
 
 
 def as_score_mods(score_mod: ScoreModLike) -> tuple[ScoreMod, ...]:

@@ -18,7 +18,7 @@ from eyeline.planning import pairs
 from eyeline.routing import Route
 from eyeline.routing.cluster_route import best_keys, of_centres, of_members
 from eyeline.routing.clusters import centre_tokens, clustered, means
-from eyeline.tokens import Tokens, default_tokens
+from eyeline.tokens import Tokens
 
 _MOST_ROWS = 64
 
@@ -103,8 +103,7 @@ def clusters_of(call: Call, clusters: int, topk: int, rounds: int) -> Clusters:
     """Queries in clusters, and the keys that matter to each."""
     for name, size in (("clusters", clusters), ("topk", topk), ("rounds", rounds)):
         check_size(f"clustered {name}", size)
-    lengths = call.query.shape[2], call.key.shape[2]
-    q, k = call.tokens if call.tokens is not None else default_tokens(*lengths)
+    q, k = call.standing
 
     def found() -> Clusters:
         with torch.autocast(call.query.device.type, enabled=False):

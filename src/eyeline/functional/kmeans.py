@@ -17,7 +17,7 @@ from eyeline.patterns import Full
 from eyeline.routing import Route
 from eyeline.routing.clusters import sums
 from eyeline.routing.membership import Members, members, membership
-from eyeline.tokens import NOBODY, Tokens, default_tokens
+from eyeline.tokens import NOBODY, Tokens
 
 Found = TypeVar("Found")
 
@@ -105,8 +105,7 @@ def units(call: Call) -> Unit:
     query, key = unit(call.query.to(wide)), unit(call.key.to(wide))
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, 1) if groups > 1 else key
-    lengths = query.shape[2], key.shape[2]
-    return Unit(query, key, *(call.tokens if call.tokens is not None else default_tokens(*lengths)))
+    return Unit(query, key, *call.standing)
 
 
 def route_of(given: Unit, centroids: Tensor, window: int) -> Route:

@@ -14,7 +14,7 @@ from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.routing import Route
 from eyeline.routing.lsh import By, Hashing
-from eyeline.tokens import NOBODY, Tokens, default_tokens
+from eyeline.tokens import NOBODY, Tokens
 
 
 def lsh_attention(
@@ -82,10 +82,8 @@ def _by_hashing(call: Call, hashing: Hashing) -> Tensor:
 
 def _route(call: Call, hashing: Hashing) -> Route:
     _check_shared(call)
-    queries, keys = call.query.shape[2], call.key.shape[2]
-    tokens = call.tokens[1] if call.tokens is not None else default_tokens(keys, keys)[0]
     ahead = not never_looks_ahead(call.pattern)
-    return hashing.route(call.key, queries, tokens, ahead=ahead)
+    return hashing.route(call.key, call.query.shape[2], call.standing[1], ahead=ahead)
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:

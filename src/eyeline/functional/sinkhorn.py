@@ -15,7 +15,7 @@ from eyeline.functional.mixing import beside
 from eyeline.patterns import Full, Pattern
 from eyeline.routing.balancing import balanced
 from eyeline.routing.sorting import Sorting, sorting
-from eyeline.tokens import Tokens, default_tokens
+from eyeline.tokens import Tokens
 
 
 def sinkhorn_attention(
@@ -96,9 +96,7 @@ def check_balance(iterations: int, temperature: float) -> None:
 
 def sorting_of(call: Call, block: int) -> Sorting:
     """Who may take whom in a call that was checked."""
-    lengths = call.query.shape[2], call.key.shape[2]
-    q, k = call.tokens if call.tokens is not None else default_tokens(*lengths)
-    return sorting(q, k, block, is_causal(call.pattern), call.key.device)
+    return sorting(*call.standing, block, is_causal(call.pattern), call.key.device)
 
 
 def sorted_attention(call: Call, work: Sorting, p: Tensor) -> Tensor:

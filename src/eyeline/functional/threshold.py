@@ -8,8 +8,8 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import PatternLike
+from eyeline.functional.picked import picked
 from eyeline.functional.routed import routed_attention
-from eyeline.functional.selected import picked
 from eyeline.patterns import Full
 from eyeline.routing import Route
 from eyeline.routing.best import weighty

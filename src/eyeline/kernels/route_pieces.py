@@ -81,7 +81,7 @@ class Head:
             yield Piece(self, first, min(count, route.blocks - first), q, k)
 
     def _points(self, slots: Tensor, tokens: Tokens) -> Points:
-        narrow = compares_only(self.pattern)
+        narrow = _compares_only(self.pattern)
         position, document = (
             None if x is None else gathered(_narrow(x) if narrow else x, slots, NOBODY)
             for x in (tokens.positions.to(slots.device), _on(tokens.documents, slots.device))
@@ -196,10 +196,10 @@ def _both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     return mask & other
 
 
-def compares_only(pattern: Pattern) -> bool:
+def _compares_only(pattern: Pattern) -> bool:
     """Whether 32 bits do for all that a pattern computes of positions that fit into them."""
     if isinstance(pattern, Compound):
-        return all(map(compares_only, pattern.parts))
+        return all(map(_compares_only, pattern.parts))
     if isinstance(pattern, Window):
         widths = [x for x in (pattern.left, pattern.right) if x is not None]
         return all(x <= torch.iinfo(torch.int32).max for x in widths)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from eyeline.mechanisms.places import Places
+from eyeline.routing.clusters import means
+from eyeline.tokens import NOBODY
 
 # So many products of keys and centres are held at once, at most.
 _PRODUCTS = 1 << 22
@@ -36,25 +38,23 @@ def centroids(key: Tensor, value: Tensor, order: Places, factor: int, rounds: in
     real = order.real[:, None].expand(key.shape[0], key.shape[1], -1)
     with torch.no_grad():
         chosen = _chosen(keys.to(_wide(key)), real, factor, rounds)
-    count = -(-keys.shape[2] // factor)
-    size = _sums(real.to(_wide(key))[..., None], chosen, count)
-    shared = size.clamp(min=1)
-    means = [_sums(x.to(_wide(x)), chosen, count).div(shared).to(x.dtype) for x in (keys, values)]
-    return Centroids(means[0], means[1], size.squeeze(-1))
+    shape, count = keys.shape[:2], -(-keys.shape[2] // factor)
+    flat = [x.to(_wide(x)).flatten(0, 1) for x in (keys, values)]
+    (key_mean, size), (value_mean, _) = (means(x, chosen.flatten(0, 1), count) for x in flat)
+    found = key_mean.to(keys.dtype), value_mean.to(values.dtype), size.to(flat[0].dtype).squeeze(-1)
+    return Centroids(*(x.unflatten(0, shape) for x in found))
 
 
 def _chosen(keys: Tensor, real: Tensor, factor: int, rounds: int) -> Tensor:
-    """Which centre each key goes to, (B, Hk, n); nobody goes beyond the last one."""
+    """Which centre each key goes to, (B, Hk, n); -1 for nobody."""
     if not keys.shape[2]:
         return real.long()
     centres, live = _first(keys, real, factor)
-    count = live.shape[-1]
     for _ in range(rounds):
-        nearest = _nearest(keys, centres, live).masked_fill(~real, count)
-        size = _sums(real.to(keys.dtype)[..., None], nearest, count)
-        means = _sums(keys, nearest, count) / size.clamp(min=1)
-        centres = torch.where(size > 0, means, centres)
-    return _nearest(keys, centres, live).masked_fill(~real, count)
+        nearest = _nearest(keys, centres, live).masked_fill(~real, NOBODY)
+        mean, size = means(keys.flatten(0, 1), nearest.flatten(0, 1), live.shape[-1])
+        centres = torch.where(size > 0, mean, centres.flatten(0, 1)).view_as(centres)
+    return _nearest(keys, centres, live).masked_fill(~real, NOBODY)
 
 
 def _first(keys: Tensor, real: Tensor, factor: int) -> tuple[Tensor, Tensor]:
@@ -73,15 +73,6 @@ def _nearest(keys: Tensor, centres: Tensor, live: Tensor) -> Tensor:
     a_row = max(centres.shape[0] * centres.shape[1] * centres.shape[2], 1)
     parts = keys.split(max(_PRODUCTS // a_row, 1), 2)
     return torch.cat([(x @ centres.mT - shift).argmax(-1) for x in parts], 2)
-
-
-def _sums(x: Tensor, chosen: Tensor, count: int) -> Tensor:
-    """Σ x (B, Hk, n, E) of those who chose each centre, (B, Hk, count, E)."""
-    row = torch.arange(chosen.shape[0] * chosen.shape[1], device=x.device)[:, None]
-    index = (row * (count + 1) + chosen.flatten(0, 1)).flatten()
-    sums = x.new_zeros(len(row) * (count + 1), x.shape[3])
-    sums = sums.index_add(0, index, x.flatten(0, 2))
-    return sums.view(*chosen.shape[:2], count + 1, -1)[:, :, :count]
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -124,7 +124,7 @@ class Compressed(nn.Module):
         p = self.dropout if self.training else 0.0
         if self.by == "centroids":
             return self._by_centroids(call, p)
-        queries, keys = _standing(call)
+        queries, keys = call.standing
         groups = self._groups(call, keys)
         k, v = self.key(groups, call.key), self.value(groups, call.value)
         if not self.local:
@@ -235,11 +235,6 @@ def _known(pattern: Pattern, by: str, local: bool) -> Pattern:
             "and max know it"
         )
     return pattern
-
-
-def _standing(call: Call) -> tuple[Tokens, Tokens]:
-    lengths = call.query.shape[2], call.key.shape[2]
-    return call.tokens if call.tokens is not None else default_tokens(*lengths)
 
 
 def _said(pattern: Pattern, q: Tokens, k: Tokens) -> tuple[Tokens | None, Tokens | None]:

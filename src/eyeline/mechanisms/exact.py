@@ -12,6 +12,7 @@ from eyeline.functional.checks import (
     ScoreModLike,
     as_pattern,
     as_score_mods,
+    check_pattern_heads,
     probability,
 )  # fmt: skip
 from eyeline.patterns import Full
@@ -59,8 +60,7 @@ class Exact(nn.Module):
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise InvalidArgument if pattern or score modifiers were made for other heads."""
-        if "batch" not in self.pattern.varies_by:
-            self.pattern.check_call(1, num_heads)
+        check_pattern_heads(self.pattern, num_heads)
         for mod in self.score_mods:
             mod.check(num_heads, head_dim, head_dim)
 

@@ -11,7 +11,14 @@ from torch.nn import functional
 
 from eyeline.encodings.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.functional.checks import (
+    Call,
+    PatternLike,
+    as_pattern,
+    check_call,
+    check_pattern_heads,
+    probability,
+)  # fmt: skip
 from eyeline.functional.eager import eager
 from eyeline.functional.kmeans import (
     Nearest,
@@ -111,6 +118,7 @@ class KMeans(nn.Module):
                 f"kmeans for {self.num_heads} heads of {self.head_dim}; there are {num_heads} of "
                 f"{head_dim}"
             )
+        check_pattern_heads(self.pattern, num_heads)
 
     def forward(
         self,
@@ -123,10 +131,9 @@ class KMeans(nn.Module):
     ) -> Tensor:
         """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, Ev) to (B, H, L, Ev)."""
         given = units(self._checked(query, key, value, q_tokens, k_tokens))
-        if self.training:
-            eager(lambda: self._begin(given))
         self.auxiliary = None
         if self.training:
+            eager(lambda: self._begin(given))
             found = members_of(given, self.centroids, self.window)
             route, nearest = found.route, nearest_of(given, found, self.clusters)
             self.auxiliary = self.commitment * distance(nearest, self.centroids)
@@ -161,7 +168,8 @@ class KMeans(nn.Module):
     ) -> dict[str, str]:
         """Causality, pairs, and how many queries look at somebody, in words."""
         route = self.route(query, key, q_tokens=q_tokens, k_tokens=k_tokens)
-        causality = f"{self.causality}: {_SAW_ALL}" if self.causality == "edge" else "none"
+        ahead = f"under {self.pattern} tokens may look ahead"
+        causality = f"{self.causality}: {_SAW_ALL if self.causality == 'edge' else ahead}"
         return told(
             causality, route, query, key, self.pattern, q_tokens=q_tokens, k_tokens=k_tokens
         )

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from eyeline.caches import Cache, Growing, Layout
 from eyeline.errors import NotSupported
-from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.functional.checks import (
+    Call,
+    PatternLike,
+    as_pattern,
+    check_call,
+    check_pattern_heads,
+    probability,
+)  # fmt: skip
 from eyeline.functional.lsh import by_hashing, check_heads, route_of
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
@@ -100,8 +107,7 @@ class LSH(nn.Module):
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise InvalidArgument for heads that share keys: a query is its own key."""
         check_heads(num_heads, num_kv_heads)
-        if "batch" not in self.pattern.varies_by:
-            self.pattern.check_call(1, num_heads)
+        check_pattern_heads(self.pattern, num_heads)
 
     def forward(
         self,

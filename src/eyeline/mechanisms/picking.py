@@ -6,7 +6,12 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from eyeline.functional.checks import PatternLike, as_pattern, probability
+from eyeline.functional.checks import (
+    PatternLike,
+    as_pattern,
+    check_pattern_heads,
+    probability,
+)  # fmt: skip
 from eyeline.functional.routed import routed_attention
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Pattern
@@ -55,8 +60,7 @@ class Picking(nn.Module, ABC):
 
     def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise InvalidArgument if the pattern was made for other heads."""
-        if "batch" not in self.pattern.varies_by:
-            self.pattern.check_call(1, num_heads)
+        check_pattern_heads(self.pattern, num_heads)
 
     def forward(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from eyeline.checkpoints.base import Tensors
 from eyeline.errors import CheckpointError
+from eyeline.mechanisms.auxiliary import moving_buffers
 from eyeline.models.base import Names, Part, half_split
 
 
@@ -33,14 +34,16 @@ def fill(
     """
     tied = tied if tied is not None else {}
     _account(tensors, names, source=source, spared=lambda name: name in tied or derived(name))
+    moving = {id(x) for x in moving_buffers(model)}  # running means, which half types would stop
     for ours in _shared(model):
         given = _given(ours, names, source)
         before = _owned(model, ours[0])
+        kind = None if id(before) in moving else dtype
         if given is None:  # a mechanism's own, which other libraries' files do not hold
-            now = before.detach().to(device, dtype if before.is_floating_point() else None)
+            now = before.detach().to(device, kind if before.is_floating_point() else None)
         else:
             parts = names[given]
-            now = _read(tensors, parts, before.shape, dtype=dtype, source=source).to(device)
+            now = _read(tensors, parts, before.shape, dtype=kind, source=source).to(device)
         now = nn.Parameter(now) if isinstance(before, nn.Parameter) else now
         for name in ours:
             parent, _, leaf = name.rpartition(".")

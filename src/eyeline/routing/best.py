@@ -63,6 +63,5 @@ def _heavy(scores: Tensor, t: float) -> Tensor:
     weight = (scores - top.masked_fill(top == -torch.inf, 0.0)).exp_()
     least = weight.sum(-1, keepdim=True) * t
     heavy = (weight >= least) & (weight > 0.0)
-    # The weightiest has exp(0) = 1.
-    # So has a NaN, which is kept, to be seen.
+    # The weightiest has exp(0) = 1. A NaN is taken too, so that it is seen in the output.
     return heavy.scatter(1, place, top != -torch.inf)

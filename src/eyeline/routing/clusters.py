@@ -53,9 +53,10 @@ def sums(x: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     rows = torch.arange(x.shape[0], device=x.device)[:, None] * (count + 1)
     index = (rows + chosen.masked_fill(chosen == NOBODY, count)).flatten()
-    size = torch.bincount(index, minlength=x.shape[0] * (count + 1))
-    total = x.new_zeros(x.shape[0] * (count + 1), x.shape[2])
-    total = total.index_add(0, index, x.flatten(0, 1))
+    places = x.shape[0] * (count + 1)
+    # Not bincount, which no graph knows.
+    size = index.new_zeros(places).index_add(0, index, torch.ones_like(index))
+    total = x.new_zeros(places, x.shape[2]).index_add(0, index, x.flatten(0, 1))
     return total.view(-1, count + 1, x.shape[2])[:, :count], size.view(-1, count + 1, 1)[:, :count]
 
 

@@ -12,7 +12,7 @@ from eyeline.functional.eager import eager
 from eyeline.patterns import SameDocument
 from eyeline.routing import Route
 from eyeline.routing.scored import Scored
-from eyeline.tokens import Tokens, default_tokens
+from eyeline.tokens import Tokens
 
 
 def picked(
@@ -34,8 +34,7 @@ def picked(
 
 
 def _picked(pick: Callable[[Scored], Route], call: Call) -> Route:
-    lengths = call.query.shape[2], call.key.shape[2]
-    q, k = call.tokens if call.tokens is not None else default_tokens(*lengths)
+    q, k = call.standing
     rule = call.pattern
     if k.documents is not None:
         rule = rule & SameDocument()
