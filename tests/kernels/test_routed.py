@@ -121,7 +121,7 @@ def test_dropout_is_right_on_average_and_seeded() -> None:
 
 def test_dropout_has_gradients() -> None:
     torch.manual_seed(2)
-    slots = [torch.randint(-1, 5, (1, 2, 2, 6)) for _ in range(2)]
+    slots = [torch.randint(-1, 5, (1, 2, 2, size)) for size in (6, 5)]
     route = Route(*slots, 2, 3, 1)
     given = [torch.randn(1, 2, 5, 2, dtype=torch.float64).requires_grad_() for _ in range(3)]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window
 from eyeline.kernels import selected
-from eyeline.kernels.route_pieces import Routed
+from eyeline.kernels.route_heads import Routed
 from eyeline.routing import Route
 from eyeline.scores import Dropout
 from eyeline.testing.watch import largest_tensor
@@ -20,12 +20,12 @@ FULL = Full()
 PATTERNS = [FULL, Causal(), Causal() & ~Window(0, 0), Causal() & SameDocument()]
 
 
-def drawn_route(columns: int, *, marked: bool, more: int = 0) -> Route:
-    """Any slots in any places, some nobody's, some twice. more: places that no block reads."""
+def drawn_route(columns: int, *, marked: bool) -> Route:
+    """Any slots in any places, some nobody's, some twice."""
     torch.manual_seed(columns)
     blocks, lanes = 31, 2
     queries = torch.randint(-1, L, (B, H, lanes, blocks))
-    keys = torch.randint(-1, S, (B, H, lanes, blocks * columns + more))
+    keys = torch.randint(-1, S, (B, H, lanes, blocks * columns))
     if not marked:
         return Route(queries, keys, 1, columns, columns)
     labels = [torch.randint(0, 2, x.shape) for x in (queries, keys)]
@@ -52,15 +52,15 @@ def work_of(route: Route, pattern: Pattern = FULL, dropout: Dropout | None = Non
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-@pytest.mark.parametrize(("columns", "more", "width"), [(1, 0, 3), (7, 5, E)])
+@pytest.mark.parametrize(("columns", "width"), [(1, 3), (7, E)])
 @pytest.mark.parametrize("marked", [False, True], ids=["plain", "marked"])
 def test_equals_the_matrix(
-    marked: bool, columns: int, more: int, pattern: Pattern, width: int,
+    marked: bool, columns: int, pattern: Pattern, width: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if marked:  # and in pieces
-        monkeypatch.setattr("eyeline.kernels.route_pieces._BUDGET", 3000)
-    route = drawn_route(columns, marked=marked, more=more)
+        monkeypatch.setattr("eyeline.kernels.route_heads._BUDGET", 3000)
+    route = drawn_route(columns, marked=marked)
     work, given = work_of(route, pattern), inputs(width)
     assert selected.serves(work)
     with torch.no_grad():
@@ -86,8 +86,8 @@ def test_what_it_serves() -> None:
     route = drawn_route(7, marked=False)
     assert not selected.serves(work_of(route, dropout=Dropout(0.1, 1)))
     queries, keys = route.queries[..., :8], route.keys
-    assert not selected.serves(work_of(Route(queries, keys, 1, 9, 7)))
-    assert not selected.serves(work_of(Route(queries, keys, 2, 7, 7)))
+    assert not selected.serves(work_of(Route(queries, keys[..., :58], 1, 9, 7)))
+    assert not selected.serves(work_of(Route(queries, keys[..., :28], 2, 7, 7)))
 
 
 def test_half_types_and_pads() -> None:

@@ -145,7 +145,7 @@ def test_deterministic_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, inputs = Compressed(FACTOR, by="centroids"), heads()
     want = ours(*inputs)
     assert all(torch.equal(ours(*inputs), want) for _ in range(10))
-    monkeypatch.setattr(centroids, "_PRODUCTS", 50)
+    monkeypatch.setattr("eyeline.routing.at_once._NUMBERS", 50)
     same(ours(*inputs), want)
 
 

@@ -13,7 +13,7 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.clustered import clustered_attention
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.clustered import ClusteredQueries
-from eyeline.routing.clusters import clustered
+from eyeline.routing.lloyd import clustered
 from eyeline.testing.watch import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random

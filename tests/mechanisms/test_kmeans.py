@@ -25,7 +25,8 @@ from eyeline.functional.kmeans import kmeans_attention
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
 from eyeline.mechanisms.kmeans import KMeans
-from eyeline.routing.clusters import first_centroids, moved, sums
+from eyeline.routing.nearest import sums
+from eyeline.routing.running import first_centroids, moved
 from eyeline.testing.watch import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random

@@ -107,7 +107,7 @@ def test_more_blocks_than_are_done_at_once(
     for rows in (64, 2):
         monkeypatch.setattr("eyeline.functional.mixing._ROWS", rows)
         monkeypatch.setattr("eyeline.routing.balancing._STEP", rows)
-        monkeypatch.setattr("eyeline.routing.balancing._ENTRIES", rows)
+        monkeypatch.setattr("eyeline.routing.at_once._NUMBERS", rows)
         out = ours(*inputs)
         found.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, *ours.parameters()])])
     for one, other in zip(*found, strict=True):

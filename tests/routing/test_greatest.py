@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eyeline.routing import greatest as module
-from eyeline.routing.greatest import greatest
+from eyeline.routing.greatest import among_greatest, greatest
 
 INF = float("inf")
 
@@ -38,9 +38,8 @@ def test_any_rows(data: st.DataObject) -> None:
     row = st.lists(numbers, min_size=columns, max_size=columns)
     scores = torch.tensor(data.draw(st.lists(row, min_size=rows, max_size=rows)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_GROUP", data.draw(st.integers(1, 5)))
+        patch.setattr(module, "_GROUP", data.draw(st.integers(2, 5)))
         patch.setattr(module, "_FEWEST", data.draw(st.integers(1, 4)))
-        patch.setattr(module, "_LEFT", data.draw(st.integers(1, 9)))
         check(scores, data.draw(st.integers(1, 6)))
 
 
@@ -66,13 +65,17 @@ def test_long_rows(order: str, columns: int, dtype: torch.dtype) -> None:
         check(ORDERS[order](drawn), k)
 
 
-def test_few_are_left_of_long_rows() -> None:
-    scores = torch.randn(50, 4096, generator=torch.Generator().manual_seed(0))
-    for k in (1, 8, 32):
-        left = module._left(scores, k)
-        assert left is not None and k <= left.shape[1] <= 4 * k
-        assert (left >= 0).sum() < 1.5 * k * 50 + 100
-    assert module._left(ORDERS["all equal"](scores), 8) is None
+def test_any_of_the_greatest_in_any_number_of_dimensions() -> None:
+    """Rows that do not lie one after the other, as those of one document of several."""
+    scores = torch.randn(2, 3, 5000, generator=torch.Generator().manual_seed(0))[..., 100:4200]
+    for k in (1, 8, 200):
+        found = among_greatest(scores, k)
+        want = scores.topk(k).values
+        assert found.shape == (2, 3, k)
+        assert torch.equal(scores.gather(2, found).sort(2, descending=True).values, want)
+        assert all(len(row.unique()) == k for row in found.flatten(0, 1))
+    nothing = torch.full((4, 1003), -INF)
+    assert all(len(row.unique()) == 9 for row in among_greatest(nothing, 9))
 
 
 def test_not_a_number_is_seen() -> None:

@@ -17,7 +17,8 @@ from eyeline.patterns import Full, Pattern, SameDocument
 from eyeline.planning import pairs
 from eyeline.routing import Route
 from eyeline.routing.cluster_route import best_keys, of_centres, of_members
-from eyeline.routing.clusters import centre_tokens, clustered, means
+from eyeline.routing.lloyd import centre_tokens, clustered
+from eyeline.routing.nearest import means
 from eyeline.tokens import Tokens
 
 _MOST_ROWS = 64

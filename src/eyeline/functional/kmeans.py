@@ -15,8 +15,8 @@ from eyeline.functional.routed import routed_attention
 from eyeline.functional.unit import unit
 from eyeline.patterns import Full
 from eyeline.routing import Route
-from eyeline.routing.clusters import sums
 from eyeline.routing.membership import Members, members, membership
+from eyeline.routing.nearest import sums
 from eyeline.tokens import NOBODY, Tokens
 
 Found = TypeVar("Found")

@@ -11,7 +11,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, check_call
 from eyeline.functional.eager import eager
 from eyeline.kernels import routed
-from eyeline.kernels.route_pieces import Routed
+from eyeline.kernels.route_heads import Routed
 from eyeline.patterns import Full
 from eyeline.routing import Route
 from eyeline.scores import Dropout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,58 +11,83 @@ from torch.nn import functional
 from eyeline.tokens import NOBODY
 
 
-@final
-class Bags:
-    """For each of ``length`` slots the places at which it stands; slots: int64, -1 for nobody.
+class Bags(NamedTuple):
+    """For each slot the places at which it stands.
 
     torch's ``index_add_`` adds row by row in one thread; here each slot collects its own rows, in
     an order that does not depend on threads, so that sums are the same in every run.
 
-    places: those of the first slot, then those of the next, …; starts: where in them each slot's
-    begin.
+    slots: int64 (P,), what stands at each place, L for nobody. places: those of the first slot,
+    then those of the next, …; starts: int64 (L,), where in them each slot's begin.
     """
 
-    def __init__(self, slots: Tensor, length: int) -> None:
-        flat = slots.flatten()
-        self._slots = flat.masked_fill(flat == NOBODY, length)
-        self._length = length
-        counts = torch.bincount(self._slots, minlength=length + 1)
-        ends = counts.cumsum(0)
-        self.starts = (ends - counts)[:length]
-        there = int(ends[-1] - counts[-1])
-        once = _once_a_lane(self._slots.view(slots.shape), length, there)
-        self.places = once if once is not None else self._slots.argsort(stable=True)[:there]
+    slots: Tensor
+    places: Tensor
+    starts: Tensor
 
     def sums(self, rows: Tensor, share: Tensor | None = None) -> Tensor:
-        """Σ share · row over the places of each slot: rows (…, E) to (length, E)."""
+        """Σ share · row over the places of each slot: rows (…, E) to (L, E)."""
         weight = None if share is None else share.flatten()[self.places]
         return weighted(self.places, rows.reshape(-1, rows.shape[-1]), weight, self.starts)
 
     def shares(self, lse: Tensor) -> tuple[Tensor, Tensor]:
         """lse (…,) of the places to that of each slot, -inf for none, and each place's share."""
         flat = lse.flatten()
-        top = flat.new_full((self._length + 1,), -torch.inf)
-        top = top.scatter_reduce(0, self._slots, flat, "amax")
+        top = flat.new_full((len(self.starts) + 1,), -torch.inf)
+        top = top.scatter_reduce(0, self.slots, flat, "amax")
         top = top.masked_fill(top == -torch.inf, 0.0)
-        weight = (flat - top[self._slots]).exp_()
-        total = torch.zeros_like(top).index_add_(0, self._slots, weight)
-        share = weight.div_(total.masked_fill(total == 0.0, 1.0)[self._slots])
+        weight = (flat - top[self.slots]).exp_()
+        total = torch.zeros_like(top).index_add_(0, self.slots, weight)
+        share = weight.div_(total.masked_fill(total == 0.0, 1.0)[self.slots])
         return total.log_().add_(top)[:-1], share
 
 
-def _once_a_lane(slots: Tensor, length: int, there: int) -> Tensor | None:
-    """The places slot by slot, where no slot stands twice in a lane: what sorting would find.
+def bags(slots: Tensor, length: int) -> Bags:
+    """Of n sequences, one after the other: slots int64 (n, A, M), below ``length``, -1 for nobody.
 
-    slots (A, M), ``length`` for nobody; there: in how many places somebody stands.
+    A: lanes.
     """
-    lanes, size = slots.shape
-    if lanes * length > 2 * slots.numel():  # such a table would be larger than the slots
+    total = len(slots) * length
+    flat = one_after_the_other(slots, length).flatten()
+    flat = flat.masked_fill(flat == NOBODY, total)
+    counts = torch.bincount(flat, minlength=total + 1)
+    ends = counts.cumsum(0)
+    there = int(ends[-1] - counts[-1])
+    places = _once_a_lane(slots, length, there)
+    return Bags(flat, _sorted(slots, there) if places is None else places, (ends - counts)[:-1])
+
+
+def one_after_the_other(slots: Tensor, length: int) -> Tensor:
+    """Slots (n, A, M) of n sequences as slots of one of n · length; -1 stays -1."""
+    if len(slots) == 1:
+        return slots
+    start = torch.arange(len(slots), device=slots.device)[:, None, None] * length
+    return torch.where(slots == NOBODY, NOBODY, slots + start)
+
+
+def _sorted(slots: Tensor, there: int) -> Tensor:
+    """The places sequence by sequence and slot by slot; somebody stands at ``there``."""
+    flat = slots.flatten(1)
+    order = flat.argsort(dim=1, stable=True)
+    start = torch.arange(len(slots), device=slots.device).unsqueeze(1) * flat.shape[1]
+    places = order + start
+    if there == flat.numel():
+        return places.flatten()
+    return places[flat.gather(1, order) != NOBODY]
+
+
+def _once_a_lane(slots: Tensor, length: int, there: int) -> Tensor | None:
+    """The same, if no slot stands twice in a lane, without sorting; None if one does."""
+    sequences, lanes, size = slots.shape
+    if length > 2 * size:  # such a table would be larger than the slots
         return None
-    places = torch.arange(lanes * size, device=slots.device).view(lanes, size)
-    found = slots.new_full((lanes, length + 1), -1).scatter_(1, slots, places)[:, :length].mT
-    if lanes * length == there:
+    places = torch.arange(slots.numel(), device=slots.device).view_as(slots)
+    found = slots.new_full((sequences, lanes, length + 1), -1)
+    own = slots.masked_fill(slots == NOBODY, length)
+    found = found.scatter_(2, own, places)[..., :length].mT
+    if there == sequences * lanes * length:
         return found.flatten() if bool((found >= 0).all()) else None
-    listed = found[found >= 0]
+    listed: Tensor = found[found >= 0]
     return listed if len(listed) == there else None
 
 

@@ -40,8 +40,8 @@ def forward(
     if mask is not None:
         empty = ~sees_somebody(mask)
         if bool(empty.any()):
-            lse = lse.masked_fill(empty, -torch.inf)
-            out = out.masked_fill(empty.unsqueeze(-1), 0.0)
+            lse.masked_fill_(empty, -torch.inf)
+            out.masked_fill_(empty.unsqueeze(-1), 0.0)
     return out, lse
 
 

@@ -6,15 +6,16 @@ them exactly, as the parts of a plan do (``execute``), and so the backward pass 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eyeline.kernels import flash, plain, selected
-from eyeline.kernels.bags import Bags
 from eyeline.kernels.once import only_once
-from eyeline.kernels.route_pieces import Piece, Routed
+from eyeline.kernels.route_heads import Routed
+from eyeline.kernels.route_piece import Piece
 
 Blocks = tuple[Tensor, Tensor, Tensor]
 """Queries (A, N, R, E), keys (A, N, C, E) and values (A, N, C, Ev)."""
@@ -31,19 +32,20 @@ def run(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
 
 def reached(work: Routed) -> tuple[Tensor, Tensor]:
     """Who looks at somebody, bool (B, H, L), and who is looked at, bool (B, H, S)."""
-    shape, device = work.route.queries.shape[:2], work.route.queries.device
+    (batch, heads), device = work.route.queries.shape[:2], work.route.queries.device
     looks, seen = (
-        torch.zeros(*shape, tokens.length + 1, dtype=torch.bool, device=device)
+        torch.zeros(batch, heads, tokens.length, dtype=torch.bool, device=device)
         for tokens in (work.q_tokens, work.k_tokens)
     )
-    for head in work.heads():
-        for piece in head.pieces(0):
+    # No key is read: each query head has marks of its own.
+    for some in replace(work, groups=1).heads:
+        for piece in some.pieces(0):
             mask = piece.mask()
-            some = piece.is_somebody.unsqueeze(3)
-            mask = some if mask is None else mask & some
-            looks[head.row, head.head, piece.q_slots[mask.any(3)]] = True
-            seen[head.row, head.head, piece.k_slots[mask.any(2).expand(piece.k_slots.shape)]] = True
-    return looks[..., :-1], seen[..., :-1]
+            there = piece.is_somebody.unsqueeze(3)
+            mask = there if mask is None else mask & there
+            some.of_queries(looks)[piece.q_slots[mask.any(3)]] = True
+            some.of_keys(seen)[piece.k_slots[mask.any(2).expand(piece.k_slots.shape)]] = True
+    return looks, seen
 
 
 class _Routed(torch.autograd.Function):
@@ -70,20 +72,21 @@ def _results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[T
     if selected.serves(work):
         return selected.results(work, query, key, value)
     wide = torch.promote_types(query.dtype, torch.float32)
-    out = value.new_zeros(*query.shape[:3], value.shape[3])
-    lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
+    out = value.new_empty(*query.shape[:3], value.shape[3])
+    lse = query.new_empty(query.shape[:3], dtype=wide)
     # One for all heads: fresh memory for each would be given page by page.
-    places = work.route.queries.shape[2:]
-    rows, row_lse = lse.new_empty(*places, value.shape[3]), lse.new_empty(places)
-    for head in work.heads():
-        q, k, v = head.of(query, key, value)
-        for piece in head.pieces(2 * (k.shape[1] + v.shape[1]) * q.element_size()):
+    all_rows = lse.new_empty(*work.places(work.route.queries), value.shape[3])
+    all_lse = lse.new_empty(all_rows.shape[:2])
+    for heads in work.heads:
+        q, k, v = heads.of(query, key, value)
+        rows, row_lse = (x[: heads.lanes] for x in (all_rows, all_lse))
+        for piece in heads.pieces(2 * (k.shape[1] + v.shape[1]) * q.element_size()):
             found = _forward(piece, (piece.rows(q), piece.columns(k), piece.columns(v)))
             piece.put(rows, found[0])
             piece.put(row_lse, found[1])
-        bags = Bags(head.queries, q.shape[0])
-        lse[head.row, head.head], share = bags.shares(row_lse)
-        out[head.row, head.head] = bags.sums(rows, share)
+        total, share = heads.query_bags.shares(row_lse)
+        heads.of_queries(lse).copy_(total)
+        heads.of_queries(out).copy_(heads.query_bags.sums(rows, share))
     return out, lse
 
 
@@ -94,7 +97,6 @@ def _gradients(
     above: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, ...]:
     (out, lse), (grad, grad_lse) = results, above
-    grads = [torch.zeros_like(x, dtype=lse.dtype) for x in inputs]
     grad = grad if grad is not None else torch.zeros_like(out)
     # exp(score - inf) = 0: who meets nobody, and an empty place, adds nothing.
     empty = lse == -torch.inf
@@ -102,29 +104,30 @@ def _gradients(
     if grad_lse is not None:
         grad_lse = grad_lse.masked_fill(empty, 0.0)
     if selected.serves(work):
-        found = selected.gradients(work, inputs, (out, lse), (grad, grad_lse))
-        return tuple(x.to(y.dtype) for x, y in zip(found, inputs, strict=True))
-    dq, dk, dv = (
-        lse.new_empty(*slots.shape[2:], x.shape[3])
+        slopes = selected.gradients(work, inputs, (out, lse), (grad, grad_lse))
+        return tuple(x.to(y.dtype) for x, y in zip(slopes, inputs, strict=True))
+    grads = [x.new_empty(x.shape, dtype=lse.dtype) for x in inputs]
+    all_places = [
+        lse.new_empty(*work.places(slots), x.shape[3])
         for slots, x in zip((work.route.queries, *[work.route.keys] * 2), inputs, strict=True)
-    )
-    for head in work.heads():
-        q, k, v = head.of(*inputs)
-        known = [x if x is None else x[head.row, head.head] for x in (out, lse, grad, grad_lse)]
+    ]
+    for heads in work.heads:
+        q, k, v = heads.of(*inputs)
+        known = [None if x is None else heads.of_queries(x) for x in (out, lse, grad, grad_lse)]
+        dq, dk, dv = (x[: heads.lanes] for x in all_places)
         if not work.route.apart:
             dk.zero_()
             dv.zero_()
-        for piece in head.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
+        for piece in heads.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
             blocks = piece.rows(q), piece.columns(k), piece.columns(v)
             slopes = _backward(piece, blocks, [None if x is None else piece.rows(x) for x in known])
             piece.put(dq, slopes[0])
             piece.add(dk, slopes[1])
             piece.add(dv, slopes[2])
-        keys = Bags(head.keys, k.shape[0])
-        own = head.of(*grads)
-        own[0].copy_(Bags(head.queries, q.shape[0]).sums(dq))
-        own[1].add_(keys.sums(dk))
-        own[2].add_(keys.sums(dv))
+        heads.of_queries(grads[0]).copy_(heads.query_bags.sums(dq))
+        keys = heads.key_bags()
+        for grad_of_keys, found in zip(grads[1:], (dk, dv), strict=True):
+            heads.add_to_keys(grad_of_keys, keys.sums(found))
     return tuple(x.to(y.dtype) for x, y in zip(grads, inputs, strict=True))
 
 

@@ -13,25 +13,26 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.kernels.bags import Bags, weighted
-from eyeline.kernels.route_pieces import Head, Piece, Routed
+from eyeline.kernels.bags import weighted
+from eyeline.kernels.route_heads import Heads, Routed
+from eyeline.kernels.route_piece import Piece
 
 
 def serves(work: Routed) -> bool:
     """Whether blocks are of one query and keys of its own, and no weight is left out."""
     route = work.route
-    return route.rows == 1 and route.step == route.columns and work.dropout is None
+    return route.rows == 1 and route.apart and work.dropout is None
 
 
 def results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """output (B, H, L, Ev) and lse (B, H, L), 0 and -inf for who meets nobody."""
     wide = torch.promote_types(query.dtype, torch.float32)
-    out = value.new_zeros(*query.shape[:3], value.shape[3])
-    lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
-    for head in work.heads():
-        q, k, v = (x.to(wide) for x in head.of(query, key, value))
-        score = q.new_empty(work.route.lanes, work.route.blocks, work.route.columns)
-        for piece in head.pieces(2 * k.shape[1] * k.element_size()):
+    out = value.new_empty(*query.shape[:3], value.shape[3])
+    lse = query.new_empty(query.shape[:3], dtype=wide)
+    for heads in work.heads:
+        q, k, v = (x.to(wide) for x in heads.of(query, key, value))
+        score = q.new_empty(heads.lanes, work.route.blocks, work.route.columns)
+        for piece in heads.pieces(2 * k.shape[1] * k.element_size()):
             _cut(score, piece).copy_(_scores(piece, q, k))
         top = score.amax(-1, keepdim=True)
         top.masked_fill_(top == -torch.inf, 0.0)
@@ -39,10 +40,10 @@ def results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Te
         total = weight.sum(-1, keepdim=True)
         weight.div_(total.masked_fill(total == 0.0, 1.0))
         # Nobody's place weighs 0, whichever slot is read for it.
-        rows = weighted(_keys(head).clamp(min=0), v, weight)
-        bags = Bags(head.queries, len(q))
-        lse[head.row, head.head], share = bags.shares(total.log_().add_(top))
-        out[head.row, head.head] = bags.sums(rows, share)
+        rows = weighted(_keys(heads).clamp(min=0), v, weight)
+        found, share = heads.query_bags.shares(total.log_().add_(top))
+        heads.of_queries(lse).copy_(found)
+        heads.of_queries(out).copy_(heads.query_bags.sums(rows, share))
     return out, lse
 
 
@@ -57,20 +58,20 @@ def gradients(
     results: output, and log-sum-exp with +inf for who meets nobody; above: their gradients.
     """
     (out, lse), (grad, grad_lse) = results, above
-    grads = tuple(torch.zeros_like(x, dtype=lse.dtype) for x in inputs)
+    grads = tuple(x.new_empty(x.shape, dtype=lse.dtype) for x in inputs)
     # In rows, delta costs nothing; in pairs it would be multiplied again.
     delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     delta = delta if grad_lse is None else delta - grad_lse
-    for head in work.heads():
-        at = head.row, head.head
-        q, k, v = (x.to(lse.dtype) for x in head.of(*inputs))
-        own, rows = head.of(*grads), _Rows(q, k, v, grad[at].to(lse.dtype), lse[at], delta[at])
-        weight, slope = _pairs(head, rows)
-        asked = weighted(_keys(head).clamp(min=0), k, slope)
-        own[0].copy_(Bags(head.queries, len(q)).sums(asked))
-        columns = _Columns(head, len(k))
-        own[1].add_(columns.sums(q, slope))
-        own[2].add_(columns.sums(rows.grad, weight))
+    for heads in work.heads:
+        q, k, v = (x.to(lse.dtype) for x in heads.of(*inputs))
+        above_q = heads.of_queries(grad).to(lse.dtype)
+        rows = _Rows(q, k, v, above_q, heads.of_queries(lse), heads.of_queries(delta))
+        weight, slope = _pairs(heads, rows)
+        asked = weighted(_keys(heads).clamp(min=0), k, slope)
+        heads.of_queries(grads[0]).copy_(heads.query_bags.sums(asked))
+        columns = _Columns(heads)
+        heads.add_to_keys(grads[1], columns.sums(q, slope))
+        heads.add_to_keys(grads[2], columns.sums(rows.grad, weight))
     return grads
 
 
@@ -85,12 +86,13 @@ class _Rows(NamedTuple):
     delta: Tensor
 
 
-def _pairs(head: Head, rows: _Rows) -> tuple[Tensor, Tensor]:
+def _pairs(heads: Heads, rows: _Rows) -> tuple[Tensor, Tensor]:
     """P and dS of all pairs, (A, N, C) each: the weight, and the slope of scale · q·k by q·k."""
-    route = head.work.route
-    shape = route.lanes, route.blocks, route.columns
+    route = heads.work.route
+    shape = heads.lanes, route.blocks, route.columns
     weight, slope = (rows.lse.new_empty(shape) for _ in range(2))
-    for piece in head.pieces(2 * (rows.key.shape[1] + rows.value.shape[1]) * weight.element_size()):
+    a_place = 2 * (rows.key.shape[1] + rows.value.shape[1]) * weight.element_size()
+    for piece in heads.pieces(a_place):
         for x, found in zip((weight, slope), _slopes(piece, rows), strict=True):
             _cut(x, piece).copy_(found)
     return weight, slope
@@ -122,22 +124,21 @@ def _cut(pairs: Tensor, piece: Piece) -> Tensor:
     return pairs[:, piece.first : piece.first + piece.count]
 
 
-def _keys(head: Head) -> Tensor:
+def _keys(heads: Heads) -> Tensor:
     """The slots of each block's keys, (A · N, C)."""
-    route = head.work.route
-    return head.keys[:, : route.blocks * route.columns].reshape(-1, route.columns)
+    return heads.keys.reshape(-1, heads.work.route.columns)
 
 
 @final
 class _Columns:
     """For each key the places where it stands, and the queries that look there."""
 
-    def __init__(self, head: Head, length: int) -> None:
-        bags = Bags(_keys(head), length)
-        self._places, self._starts = bags.places, bags.starts
-        block = self._places // head.work.route.columns
-        self._queries = head.queries.flatten()[block].clamp_(min=0)
+    def __init__(self, heads: Heads) -> None:
+        found = heads.key_bags()
+        self._places, self._starts = found.places, found.starts
+        block = self._places // heads.work.route.columns
+        self._queries = heads.queries.flatten()[block].clamp_(min=0)
 
     def sums(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Σ weight · x[query] over the places of each key, (S, E)."""
+        """Σ weight · x[query] over the places of each key, (n · S, E)."""
         return weighted(self._queries, x, weight.flatten()[self._places], self._starts)

@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from eyeline.mechanisms.places import Places
-from eyeline.routing.clusters import means
+from eyeline.routing.nearest import means, nearest
 from eyeline.tokens import NOBODY
-
-# So many products of keys and centres are held at once, at most.
-_PRODUCTS = 1 << 22
 
 
 class Centroids(NamedTuple):
@@ -49,12 +46,18 @@ def _chosen(keys: Tensor, real: Tensor, factor: int, rounds: int) -> Tensor:
     """Which centre each key goes to, (B, Hk, n); -1 for nobody."""
     if not keys.shape[2]:
         return real.long()
-    centres, live = _first(keys, real, factor)
+    first, live = (x.flatten(0, 1) for x in _first(keys, real, factor))
+    rows, there = keys.flatten(0, 1), real.flatten(0, 1)
+    return _lloyd(rows, there, first, live, rounds).view(real.shape)
+
+
+def _lloyd(keys: Tensor, real: Tensor, centres: Tensor, live: Tensor, rounds: int) -> Tensor:
+    """The same for rows of keys (R, n, E) and the centres (R, C, E) that they begin with."""
     for _ in range(rounds):
-        nearest = _nearest(keys, centres, live).masked_fill(~real, NOBODY)
-        mean, size = means(keys.flatten(0, 1), nearest.flatten(0, 1), live.shape[-1])
-        centres = torch.where(size > 0, mean, centres.flatten(0, 1)).view_as(centres)
-    return _nearest(keys, centres, live).masked_fill(~real, NOBODY)
+        chosen = nearest(keys, centres, live).masked_fill(~real, NOBODY)
+        mean, size = means(keys, chosen, live.shape[1])
+        centres = torch.where(size > 0, mean, centres)
+    return nearest(keys, centres, live).masked_fill(~real, NOBODY)
 
 
 def _first(keys: Tensor, real: Tensor, factor: int) -> tuple[Tensor, Tensor]:
@@ -65,14 +68,6 @@ def _first(keys: Tensor, real: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     live = place < used
     slot = ((2 * place + 1) * there // (2 * used).clamp(min=1)).masked_fill(~live, 0)
     return keys.gather(2, slot[..., None].expand(-1, -1, -1, keys.shape[3])), live
-
-
-def _nearest(keys: Tensor, centres: Tensor, live: Tensor) -> Tensor:
-    """argmin_c |k - c|² = argmax_c k·c - |c|²/2, a few keys at a time."""
-    shift = (centres.square().sum(-1) / 2).masked_fill(~live, torch.inf)[:, :, None]
-    a_row = max(centres.shape[0] * centres.shape[1] * centres.shape[2], 1)
-    parts = keys.split(max(_PRODUCTS // a_row, 1), 2)
-    return torch.cat([(x @ centres.mT - shift).argmax(-1) for x in parts], 2)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -36,7 +36,7 @@ from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.work import Asked, Work, of_pattern
 from eyeline.routing import Route
-from eyeline.routing.clusters import first_centroids, moved
+from eyeline.routing.running import first_centroids, moved
 from eyeline.tokens import Tokens
 
 _SAW_ALL = "each cluster takes the best of the whole text"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# So many entries are balanced at once, at most, and made again in the backward pass.
-_ENTRIES = 1 << 20
+from eyeline.routing.at_once import at_once
+
 _STEP = 32
 
 
@@ -28,7 +28,7 @@ def balanced(scores: Tensor, may: Tensor, *, iterations: int, causal: bool = Fal
     counts as 247 below (30 in float32), so that no sum vanishes in rounding. Sinkhorn 1964; Tay et
     al. 2020, "Sparse Sinkhorn Attention".
     """
-    count = max(_ENTRIES // max(scores.shape[-1] ** 2, 1), 1)
+    count = at_once(2 * scores.shape[-1] ** 2)  # of float64
     wide = torch.promote_types(scores.dtype, torch.float32)
     if not scores.numel():
         return scores.to(wide)

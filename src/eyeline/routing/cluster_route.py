@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.routing.at_once import at_once
+from eyeline.routing.greatest import among_greatest
 from eyeline.routing.route import Route
 from eyeline.routing.standing import Standing, standing
 from eyeline.tokens import NOBODY, Tokens
-
-# So many scores of centres and keys are held at once, at most.
-_PRODUCTS = 1 << 22
 
 
 @torch.no_grad()
@@ -45,8 +44,8 @@ def _together(centres: Standing, keys: Standing) -> list[tuple[Tensor, Tensor]]:
 
 def _best(centres: Tensor, keys: Tensor, count: int) -> Tensor:
     """The places (H, c, count) of the keys, in their order."""
-    step = max(_PRODUCTS // max(keys.shape[0] * keys.shape[1], 1), 1)
-    parts = [(some @ keys.mT).topk(count, sorted=False).indices for some in centres.split(step, 1)]
+    step = at_once(keys.shape[0] * keys.shape[1])
+    parts = [among_greatest(some @ keys.mT, count) for some in centres.split(step, 1)]
     return torch.cat(parts, 1).sort(2).values
 
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.routing.at_once import at_once
+from eyeline.routing.greatest import among_greatest
 from eyeline.routing.route import Route
 from eyeline.routing.standing import Standing, standing
 from eyeline.tokens import NOBODY, Tokens
-
-# So many similarities of centroids and tokens are held at once, at most.
-_PRODUCTS = 1 << 22
 
 
 class Members(NamedTuple):
@@ -115,11 +114,26 @@ def _of_row(
     x: Tensor, centroids: Tensor, who: Standing, window: int, nearest: Tensor | None
 ) -> Tensor:
     """One batch row, x (H, n, E): slots (H, C, W)."""
-    there = x.index_select(1, who.slots).mT
-    shares = who.shares(window)
-    if not shares:
+    if not who.size:
         return who.slots.new_empty(*centroids.shape[:2], 0)
-    step = max(_PRODUCTS // (x.shape[0] * who.size), 1)
+    shares, size = who.shares(window), at_once(centroids.shape[1] * who.size)
+    starts = range(0, len(x), size)
+    found = [
+        _of_heads(
+            x[h : h + size], centroids[h : h + size], who, shares,
+            None if nearest is None else nearest[h : h + size],
+        )
+        for h in starts
+    ]  # fmt: skip
+    return who.slots[torch.cat(found).sort(2).values]
+
+
+def _of_heads(
+    x: Tensor, centroids: Tensor, who: Standing, shares: list[int], nearest: Tensor | None
+) -> Tensor:
+    """A few heads, or some centroids of one head at a time: places in ``who`` (H, C, W)."""
+    there = who.take(x, 1).mT
+    step = at_once(len(x) * who.size)
     parts, leading = [], _Leading(x, who.size)
     for first in range(0, centroids.shape[1], step):
         similar = centroids[:, first : first + step] @ there
@@ -128,7 +142,7 @@ def _of_row(
             leading.meet(similar, first)
     if nearest is not None:
         nearest.index_copy_(1, who.slots, leading.centroid)
-    return who.slots[torch.cat(parts, 1).sort(2).values]
+    return torch.cat(parts, 1)
 
 
 @final
@@ -141,16 +155,22 @@ class _Leading:
 
     def meet(self, similar: Tensor, first: int) -> None:
         """Products (H, c, n) with the centroids from ``first`` on."""
-        # One after the other: torch's max over a dimension that is not the last is slower.
-        for place, each in enumerate(similar.unbind(1), first):
-            self.centroid.masked_fill_(each > self._similar, place)
-            torch.maximum(self._similar, each, out=self._similar)
+        best = similar.amax(1, keepdim=True)
+        # The first at which the best stands: torch's argmax along such a dimension is slow. Where
+        # it stands a number from 1 to c, elsewhere none above 0.
+        count = similar.shape[1]
+        falling = torch.arange(count, 0, -1, dtype=best.dtype, device=best.device)[:, None]
+        apart = (similar - best).sign_()
+        place = count - torch.add(falling, apart, alpha=count, out=apart).amax(1).long()
+        best = best.squeeze(1)
+        self.centroid = torch.where(best > self._similar, place + first, self.centroid)
+        self._similar = torch.maximum(self._similar, best)
 
 
 def _best(similar: Tensor, who: Standing, shares: list[int]) -> Tensor:
     """The places (H, c, W) of the most similar tokens (H, c, n) of each document."""
     found = [
-        similar[:, :, each.start : each.stop].topk(share, sorted=False).indices + each.start
+        among_greatest(similar[:, :, each.start : each.stop], share) + each.start
         for each, share in zip(who.documents, shares, strict=True)
     ]
     return torch.cat(found, 2)

@@ -43,7 +43,7 @@ class Route:
         if self.queries.dim() != 4 or self.keys.dim() != 4 or self.queries.shape[3] % self.rows:
             raise InvalidArgument(f"{self.sizes}: (B, H, A, blocks · rows) and (B, H, A, places)")
         reach = (self.blocks - 1) * self.step + self.columns if self.blocks else 0
-        if self.queries.shape[:3] != self.keys.shape[:3] or self.keys.shape[3] < reach:
+        if self.queries.shape[:3] != self.keys.shape[:3] or self.keys.shape[3] != reach:
             raise InvalidArgument(f"{self.sizes}: as many lanes, and {reach} places of keys")
         labels = (self.q_labels, self.queries), (self.k_labels, self.keys)
         given = [label for label, _ in labels if label is not None]
@@ -70,7 +70,7 @@ class Route:
     @property
     def apart(self) -> bool:
         """Whether each place of a key is in one block."""
-        return self.step == self.columns and self.keys.shape[3] == self.blocks * self.columns
+        return self.step == self.columns
 
     @property
     def sizes(self) -> str:

@@ -21,15 +21,23 @@ class Stretch(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """The slots of one row where somebody is, int64 (n,), by document and then by position."""
+    """The slots of one row where somebody is, int64 (n,), by document and then by position.
+
+    whole: whether these are all slots, in their own order.
+    """
 
     slots: Tensor
     documents: tuple[Stretch, ...]
+    whole: bool
 
     @property
     def size(self) -> int:
         """n: how many stand here."""
         return self.slots.shape[0]
+
+    def take(self, x: Tensor, dim: int) -> Tensor:
+        """What those who stand here have of x, which has a place for each slot along ``dim``."""
+        return x if self.whole else x.index_select(dim, self.slots)
 
     def shares(self, total: int) -> list[int]:
         """⌈total · n_d / n⌉ for each document of n_d tokens, and no more than n_d."""
@@ -49,4 +57,6 @@ def standing(tokens: Tokens, device: torch.device) -> Standing:
         documents = tokens.host.documents
         names = torch.zeros_like(starts) if documents is None else documents[slots[starts]]
         stretches = zip(names.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        return Standing(slots.to(device), tuple(Stretch(*each) for each in stretches))
+        every = torch.arange(line.slots.shape[1])
+        whole = slots.shape == every.shape and torch.equal(slots, every)
+        return Standing(slots.to(device), tuple(Stretch(*each) for each in stretches), whole)

@@ -1,0 +1,196 @@
+"""What is done along a route: a few heads at a time, and of these a few blocks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import final
+
+import torch
+from torch import Tensor
+
+from eyeline.kernels.bags import Bags, bags, one_after_the_other
+from eyeline.kernels.route_piece import Piece
+from eyeline.patterns import Causal, Full, Pattern, SameDocument, Window
+from eyeline.patterns.algebra import Compound
+from eyeline.planning.dense import settled
+from eyeline.routing.route import Route, gathered
+from eyeline.scores import Dropout
+from eyeline.tokens import NOBODY, Points, Tokens
+
+# Working memory of one piece, in bytes, and what a pair takes of it: its score, mask and bools.
+_BUDGET, _PAIR = 16 << 20, 16
+# Heads are taken together up to so many places: calls cost more than such short sequences do.
+_PLACES = 1 << 13
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """What is done along a route. pattern: what the pairs that meet must be allowed besides.
+
+    groups: query heads to each key head.
+    """
+
+    route: Route
+    pattern: Pattern
+    q_tokens: Tokens
+    k_tokens: Tokens
+    scale: float
+    groups: int = 1
+    dropout: Dropout | None = None
+
+    @cached_property
+    def heads(self) -> tuple[Heads, ...]:
+        """All query heads of all batch rows. Those of one pattern are taken together if short."""
+        batch, heads = self.route.queries.shape[:2]
+        found = []
+        for row in range(batch):
+            tokens = self.q_tokens.row(row), self.k_tokens.row(row)
+            rule = settled(self.pattern, *tokens)
+            patterns = [rule.at(row, head) for head in range(heads)]
+            for pattern, alike in groupby(range(heads), patterns.__getitem__):
+                found += [Heads(self, row, *some, pattern, *tokens) for some in self._runs(alike)]
+        return tuple(found)
+
+    def places(self, slots: Tensor) -> tuple[int, int]:
+        """The most lanes that heads have together, and the places of a lane: slots (B, H, A, M)."""
+        return max((heads.lanes for heads in self.heads), default=0), slots.shape[3]
+
+    def _runs(self, heads: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """The first head of each few, and how many: of one key head, or each of its own."""
+        places = self.route.queries[:1, :1].numel() + self.route.keys[:1, :1].numel()
+        # Dropout is told which head it works for.
+        most = 1 if self.dropout is not None else max(_PLACES // max(places, 1), 1)
+        for _, shared in groupby(heads, lambda head: self.groups > 1 and head // self.groups):
+            run = list(shared)
+            yield from ((run[i], len(run[i : i + most])) for i in range(0, len(run), most))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """``count`` query heads of one batch row, from ``first`` on, in which one pattern holds.
+
+    Their sequences are read as one after the other: slot s of the n-th is slot n · L + s. They have
+    one sequence of keys, if query heads share key heads, or else as many. A is the number of all
+    their lanes.
+    """
+
+    work: Routed
+    row: int
+    first: int
+    count: int
+    pattern: Pattern
+    q_tokens: Tokens
+    k_tokens: Tokens
+
+    @property
+    def lanes(self) -> int:
+        """A."""
+        return self.count * self.work.route.lanes
+
+    def of(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Their queries (count · L, E), keys (n · S, E) and values (n · S, Ev)."""
+        return self.of_queries(query), self.of_keys(key), self.of_keys(value)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """What the queries have, (B, H, L, …): (count · L, …)."""
+        return self._own(x).flatten(0, 1)
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """What the keys have, (B, Hk, S, …): (n · S, …) of n sequences."""
+        first = self.first // self.work.groups
+        return x[self.row, first : first + self._key_sequences].flatten(0, 1)
+
+    def add_to_keys(self, total: Tensor, found: Tensor) -> None:
+        """Add to ``total`` (B, Hk, S, …), which holds nothing before its keys' first heads, what
+        was found for these keys, (n · S, …)."""
+        place = self.of_keys(total)
+        (place.add_ if self.first % self.work.groups else place.copy_)(found)
+
+    @cached_property
+    def query_bags(self) -> Bags:
+        """The places of each query, for both passes."""
+        return bags(self._own(self.work.route.queries), self.q_tokens.length)
+
+    def key_bags(self) -> Bags:
+        """The places of each key."""
+        return bags(self._by_key_sequence(), self.k_tokens.length)
+
+    @property
+    def queries(self) -> Tensor:
+        """The slots of the queries, (A, M); -1 for nobody."""
+        own = self._own(self.work.route.queries)
+        return one_after_the_other(own, self.q_tokens.length).flatten(0, 1)
+
+    @property
+    def keys(self) -> Tensor:
+        """The slots of the keys, (A, M'); -1 for nobody."""
+        found = one_after_the_other(self._by_key_sequence(), self.k_tokens.length)
+        return found.flatten(0, 1)
+
+    @property
+    def labels(self) -> tuple[Tensor, Tensor] | None:
+        """Those of queries and keys, (A, M) and (A, M')."""
+        q, k = self.work.route.q_labels, self.work.route.k_labels
+        if q is None or k is None:
+            return None
+        return self._own(q).flatten(0, 1), self._own(k).flatten(0, 1)
+
+    def pieces(self, place: int) -> Iterator[Piece]:
+        """A few blocks of every lane at a time; place: the bytes that are read for a place."""
+        route = self.work.route
+        block = route.rows * route.columns * _PAIR + (route.rows + route.columns) * place
+        count = max(_BUDGET // (block * max(self.lanes, 1)), 1)
+        q = self._points(self._own(route.queries), self.q_tokens)
+        k = self._points(self._own(route.keys), self.k_tokens)
+        slots = self.queries.clamp(min=0), self.keys.clamp(min=0)
+        for first in range(0, route.blocks, count):
+            yield Piece(self, first, min(count, route.blocks - first), *slots, q, k)
+
+    @property
+    def _key_sequences(self) -> int:
+        return self.count if self.work.groups == 1 else 1
+
+    def _by_key_sequence(self) -> Tensor:
+        """The route's slots of keys, (n, A / n, M')."""
+        own, sequences = self._own(self.work.route.keys), self._key_sequences
+        return own.reshape(sequences, self.lanes // sequences, own.shape[2])
+
+    def _own(self, x: Tensor) -> Tensor:
+        """(B, H, …) to (count, …)."""
+        return x[self.row, self.first : self.first + self.count]
+
+    def _points(self, slots: Tensor, tokens: Tokens) -> Points:
+        narrow, lanes = _compares_only(self.pattern), slots.flatten(0, 1)
+        position, document = (
+            None if x is None else gathered(_narrow(x) if narrow else x, lanes, NOBODY)
+            for x in (tokens.positions.to(slots.device), _on(tokens.documents, slots.device))
+        )
+        assert position is not None
+        return Points(position, document if document is not None else torch.zeros_like(position))
+
+
+def _compares_only(pattern: Pattern) -> bool:
+    """Whether 32 bits do for all that a pattern computes of positions that fit into them."""
+    if isinstance(pattern, Compound):
+        return all(map(_compares_only, pattern.parts))
+    if isinstance(pattern, Window):
+        widths = [x for x in (pattern.left, pattern.right) if x is not None]
+        return all(x <= torch.iinfo(torch.int32).max for x in widths)
+    return isinstance(pattern, (Full, Causal, SameDocument))
+
+
+def _on(x: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if x is None else x.to(device)
+
+
+def _narrow(numbers: Tensor) -> Tensor:
+    """As int32 where they fit: half as much to read and compare."""
+    if numbers.device.type != "cpu" or not numbers.numel():
+        return numbers
+    fits = int(numbers.max()) <= torch.iinfo(torch.int32).max
+    return numbers.to(torch.int32) if fits else numbers
