@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window
+from eyeline import Causal, Full, Pattern, PerHead, SameDocument, Tokens, Window
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.routed import coverage, routed_attention, routed_attention_with_lse
+from eyeline.kernels.route_heads import Routed
+from eyeline.kernels.routed import run
 from eyeline.routing import Route
 from eyeline.tokens import NOBODY, default_tokens
 from routed_oracle import dense, meetings
@@ -67,6 +69,37 @@ def test_equals_the_matrix(
         ]
         ours_all, theirs_all = (torch.autograd.grad(x, given, retain_graph=True) for x in losses)
         for ours, theirs in zip(ours_all, theirs_all, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+PER_HEAD = PerHead([FULL, FULL, FULL, Causal(), Causal(), FULL])
+
+
+@pytest.mark.parametrize("pattern", [FULL, PER_HEAD], ids=["one pattern", "per head"])
+@pytest.mark.parametrize(("rows", "columns", "step"), [(4, 8, 4), (1, 7, 7)])
+@pytest.mark.parametrize(("key_heads", "together"), [(HK, (3, 5)), (H, (1, 3))])
+@pytest.mark.parametrize("strided", [False, True], ids=["dense", "strided"])
+def test_heads_alone_and_together(
+    strided: bool, key_heads: int, together: tuple[int, int], rows: int, columns: int, step: int,
+    pattern: Pattern, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """together: how many times heads are taken in a row, of one pattern and of three."""
+    route = drawn_route(rows, columns, step, labels=True, band=True)
+    given = [x.detach() for x in inputs()]
+    given[1:] = [x.repeat_interleave(key_heads // HK, 1) for x in given[1:]]
+    if strided:  # as a layer's heads are
+        given = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
+    given = [x.requires_grad_() for x in given]
+    expected = dense(meetings(route, pattern, *tokens()), *given)
+    above = torch.randn(B, H, L, E, dtype=torch.float64)
+    due = torch.autograd.grad(expected[0], given, above)
+    for places, count in ((1, H), (1 << 30, together[pattern == PER_HEAD])):
+        monkeypatch.setattr("eyeline.kernels.route_heads._PLACES", places)
+        work = Routed(route, pattern, *tokens(), E**-0.5, H // key_heads)
+        assert len(work.heads) == B * count
+        out, lse = run(work, *given)
+        slopes = torch.autograd.grad(out, given, above)
+        for ours, theirs in zip((out, lse, *slopes), (*expected, *due), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 

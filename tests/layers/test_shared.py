@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyeline import Causal, Tokens
 from eyeline.checkpoints.safetensors import SafeTensors
@@ -86,6 +86,18 @@ def test_state_and_copies_keep_it_one() -> None:
     assert twin.k_proj is twin.q_proj and torch.equal(twin(x), ours(x))
     names = own_names(ours)
     assert "q_proj.weight" in names and "k_proj.weight" not in names
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_two_projections_are_not_loaded_into_one(name: str) -> None:
+    ours = nn.Sequential(layer())
+    state = {key: x.clone() for key, x in ours.state_dict().items()}
+    state[f"0.k_proj.{name}"] += 1.0
+    with pytest.raises(RuntimeError, match=rf"0.q_proj.{name} and 0.k_proj.{name} differ"):
+        ours.load_state_dict(state)
+    apart = nn.Sequential(MultiHeadAttention(D, HEADS)).double()
+    with pytest.raises(RuntimeError, match="one projection"):
+        ours.load_state_dict(apart.state_dict())
 
 
 def test_safetensors(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window, attention
-from eyeline.caches import Growing
+from eyeline.caches import Marked
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.lsh import lsh_attention
 from eyeline.functional.unit import unit
@@ -180,13 +180,37 @@ def test_decoding_equals_the_whole(step: int, pattern: Pattern) -> None:
     layer.requires_grad_(False)
     x, tokens = drawn(L, H * E)[:, 0], Tokens.padded([L, 26], "left")
     whole, cache = layer(x, q_tokens=tokens), layer.new_cache(B)
-    assert isinstance(cache.cache, Growing)
+    assert isinstance(cache.cache, Marked)
     for start in range(0, L, step):
         now = Tokens(tokens.positions[:, start : start + step])
         cache.cache.advance(now)
         got = layer(x[:, start : start + step], q_tokens=now, cache=cache)
         real = now.positions != NOBODY
         same(got[real], whole[:, start : start + step][real])
+
+
+def test_kept_buckets_follow_the_cache() -> None:
+    """Cut off, read on another way, with rows exchanged; and no other hashing's buckets."""
+    layer = MultiHeadAttention(H * E, H, mechanism=made("buckets", CAUSAL)).double()
+    layer.requires_grad_(False)
+    x, cache = drawn(L, H * E)[:, 0], layer.new_cache(B)
+    assert isinstance(cache.cache, Marked) and cache.cache.nbytes == 0
+
+    def read(part: Tensor, start: int) -> Tensor:
+        now = Tokens.arange(start, start + part.shape[1])
+        cache.cache.advance(now)
+        return layer(part, q_tokens=now, cache=cache)  # type: ignore[no-any-return]
+
+    read(x[:, :20], 0)
+    assert cache.cache.nbytes == 20 * B * H * (2 * E + 3) * 8
+    cache.cache.truncate(11)
+    cache.cache.reorder(torch.tensor([1, 0]))
+    other = torch.cat([x[:, :11].flip(0), x[:, 11:]], 1)
+    same(read(x[:, 11:], 11), layer(other)[:, 11:])
+    assert layer.mechanism.cache_kind != made("buckets", CAUSAL, seed=1).cache_kind
+    layer.mechanism.redraw()
+    with pytest.raises(InvalidArgument, match="new_cache"):
+        read(x[:, :1], L)
 
 
 @BY

@@ -84,7 +84,7 @@ def pairs(
 
 
 def check(hashing: Hashing, x: Tensor, tokens: Tokens, queries: int, *, ahead: bool) -> None:
-    route = hashing.route(x, queries, tokens, ahead=ahead)
+    route = hashing.route(hashing.buckets_of(x, tokens), queries, tokens, ahead=ahead)
     found = meetings(route, Full(), tokens.last(queries), tokens)
     assert torch.equal(found, by_the_paper(x, hashing, tokens, queries, ahead=ahead))
 
@@ -183,7 +183,8 @@ def test_hashing_grows_like_n_to_the_one_and_a_half() -> None:
     def multiplied(length: int) -> int:
         hashing, tokens = Hashing(4, 2), Tokens.arange(0, length)
         with FlopCounterMode(display=False) as counter:
-            hashing.route(torch.randn(1, 1, length, 3), length, tokens, ahead=False)
+            bucket = hashing.buckets_of(torch.randn(1, 1, length, 3), tokens)
+            hashing.route(bucket, length, tokens, ahead=False)
         return counter.get_total_flops()
 
     few, many = multiplied(512), multiplied(2048)

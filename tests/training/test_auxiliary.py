@@ -17,7 +17,7 @@ from eyeline.mechanisms.auxiliary import auxiliary_loss
 from eyeline.mechanisms.kmeans import KMeans
 from eyeline.training.loop import Loop
 from eyeline.training.metrics import read_metrics
-from eyeline.training.processes import ALONE
+from eyeline.training.processes import ALONE, Processes
 from eyeline.training.trainer import Diverged, Trainer
 from training.tiny import tiny_run, trainer_of
 
@@ -75,6 +75,18 @@ def test_a_loss_beside_that_is_not_finite_stops(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="the loss is inf at step 1"):
         trainer.advance()
     assert trainer.step == 0
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_it_is_whole_however_many_have_no_rows(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyeline.training.trainer.auxiliary_loss", lambda model: torch.tensor(2.0))
+    trainers = [routed(tmp_path) for _ in range(count)]
+    batches = [t.task.batch(1, Processes(rank, count)) for rank, t in enumerate(trainers)]
+    assert sum(batch.rows is None for batch in batches) == max(count - 7, 0)
+    beside = [t._losses(batch)[1] for t, batch in zip(trainers, batches, strict=True)]
+    assert sum(beside) == pytest.approx(2.0)
 
 
 PROGRAM = """

@@ -28,6 +28,8 @@ def test_shares_add_up_to_the_whole(task: str, count: int, tmp_path: Path) -> No
         (whole.task.loss(batch.rows) / batch.targets).backward()
         expected = {n: p.grad for n, p in whole.model.named_parameters() if p.grad is not None}
         whole.model.zero_grad()
+        parts = [whole.task.batch(step, Processes(rank, count)).part for rank in range(count)]
+        assert sum(parts) == pytest.approx(1.0) and batch.part == 1.0
         for rank in range(count):
             part = whole.task.batch(step, Processes(rank, count))
             assert (part.targets, part.tokens) == (batch.targets, batch.tokens)

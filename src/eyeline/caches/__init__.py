@@ -4,6 +4,7 @@ from eyeline.caches.base import Cache as Cache
 from eyeline.caches.buffers import Layout as Layout
 from eyeline.caches.evicting import Evicting as Evicting
 from eyeline.caches.growing import Growing as Growing
+from eyeline.caches.marked import Marked as Marked
 from eyeline.caches.recount import Ranks as Ranks
 from eyeline.caches.recount import recount as recount
 from eyeline.caches.select import cache_for as cache_for

@@ -55,19 +55,22 @@ def lsh_attention(
     return by_hashing(call, hashing)
 
 
-def by_hashing(call: Call, hashing: Hashing) -> Tensor:
-    """The call along the route that hashing finds; its last keys are its queries."""
-    return eager(lambda: _by_hashing(call, hashing))
+def by_hashing(call: Call, hashing: Hashing, bucket: Tensor | None = None) -> Tensor:
+    """The call along the route that hashing finds; its last keys are its queries.
+
+    bucket: that of each key, where it is known.
+    """
+    return eager(lambda: _by_hashing(call, hashing, bucket))
 
 
 def route_of(call: Call, hashing: Hashing) -> Route:
     """Who meets whom in each round: blocks of the sorted tokens, or lists of the last ones."""
-    return eager(lambda: _route(call, hashing))
+    return eager(lambda: _route(call, hashing, None))
 
 
-def _by_hashing(call: Call, hashing: Hashing) -> Tensor:
+def _by_hashing(call: Call, hashing: Hashing, bucket: Tensor | None) -> Tensor:
     q_tokens, k_tokens = call.tokens if call.tokens is not None else (None, None)
-    route = _route(call, hashing)
+    route = _route(call, hashing, bucket)
     out, lse = routed_attention_with_lse(
         call.query, unit(call.key), call.value, route, call.pattern,
         scale=call.scale, dropout_p=call.dropout_p, q_tokens=q_tokens, k_tokens=k_tokens,
@@ -80,10 +83,11 @@ def _by_hashing(call: Call, hashing: Hashing) -> Tensor:
     return torch.where(alone.unsqueeze(3), own, out)
 
 
-def _route(call: Call, hashing: Hashing) -> Route:
+def _route(call: Call, hashing: Hashing, bucket: Tensor | None) -> Route:
     _check_shared(call)
-    ahead = not never_looks_ahead(call.pattern)
-    return hashing.route(call.key, call.query.shape[2], call.standing[1], ahead=ahead)
+    tokens, ahead = call.standing[1], not never_looks_ahead(call.pattern)
+    bucket = bucket if bucket is not None else hashing.buckets_of(call.key, tokens)
+    return hashing.route(bucket, call.query.shape[2], tokens, ahead=ahead)
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:

@@ -105,6 +105,11 @@ class Heads:
         first = self.first // self.work.groups
         return x[self.row, first : first + self._key_sequences].flatten(0, 1)
 
+    def clear(self, places: Tensor) -> None:
+        """Write 0 to those places of keys (A, M', …) that pieces add to, or leave out."""
+        shared = self.work.route.columns - self.work.route.step
+        (places if shared < 0 else places[:, :shared]).zero_()
+
     def add_to_keys(self, total: Tensor, found: Tensor) -> None:
         """Add to ``total`` (B, Hk, S, …), which holds nothing before its keys' first heads, what
         was found for these keys, (n · S, …)."""

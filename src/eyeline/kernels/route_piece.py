@@ -51,16 +51,18 @@ class Piece:
         self._q(places).copy_(blocks)
 
     def add(self, places: Tensor, blocks: Tensor) -> None:
-        """Add results of the keys to their places (A, M', …), or write them where all is apart."""
+        """Add results of the keys to their places (A, M', …), which ``Heads.clear`` made ready.
+
+        A block's last step is in no block before it, and is written; the rest is added to what
+        those wrote. Pieces come in their order.
+        """
         route = self.of.work.route
         view = of_blocks(places, route.columns, route.step, self.first, self.count)
-        if route.apart:
-            view.copy_(blocks)
-            return
-        # Neighbouring blocks share places. Slices no wider than a step do not overlap.
-        width = route.step if self.count > 1 else route.columns
-        for first in range(0, route.columns, width):
-            end = min(first + width, route.columns)
+        shared = max(route.columns - route.step, 0)
+        view[:, :, shared:].copy_(blocks[:, :, shared:])
+        # Slices no wider than a step do not overlap.
+        for first in range(0, shared, route.step):
+            end = min(first + route.step, shared)
             view[:, :, first:end].add_(blocks[:, :, first:end])
 
     @property

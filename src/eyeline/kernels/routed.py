@@ -115,9 +115,8 @@ def _gradients(
         q, k, v = heads.of(*inputs)
         known = [None if x is None else heads.of_queries(x) for x in (out, lse, grad, grad_lse)]
         dq, dk, dv = (x[: heads.lanes] for x in all_places)
-        if not work.route.apart:
-            dk.zero_()
-            dv.zero_()
+        heads.clear(dk)
+        heads.clear(dv)
         for piece in heads.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
             blocks = piece.rows(q), piece.columns(k), piece.columns(v)
             slopes = _backward(piece, blocks, [None if x is None else piece.rows(x) for x in known])

@@ -22,6 +22,7 @@ from eyeline.layers.checks import (
     check_sizes,
     check_tokens,
     head_width,
+    refuse_apart,
 )
 from eyeline.layers.in_steps import LayerCache as LayerCache
 from eyeline.layers.in_steps import attend, cache_of, check_steps
@@ -112,6 +113,7 @@ class MultiHeadAttention(nn.Module):
         shared = getattr(mechanism, "shared_qk", False)
         if shared:
             check_shared(type(mechanism).__name__, embed_dim, self.kdim)
+            self.register_load_state_dict_pre_hook(refuse_apart)  # type: ignore[no-untyped-call]
         self.k_proj = self.q_proj if shared else nn.Linear(self.kdim, kv_width, bias=bias)
         self.v_proj = nn.Linear(self.vdim, kv_width, bias=bias)
         self.out_proj = nn.Linear(width, embed_dim, bias=bias)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -52,6 +55,18 @@ def check_shared(name: str, embed_dim: int, kdim: int) -> None:
             f"mechanism={name}(…) has shared queries and keys, of one projection: kdim={kdim} is "
             f"not embed_dim={embed_dim}"
         )
+
+
+def refuse_apart(layer: nn.Module, weights: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:
+    """A hook of load_state_dict, whose list of errors is last: queries and keys are of one
+    projection, and of two different ones the last would be taken without a word."""
+    for name in ("weight", "bias"):
+        q, k = (weights.get(f"{prefix}{side}_proj.{name}") for side in "qk")
+        if q is not None and k is not None and not torch.equal(q, k.to(q)):
+            rest[-1].append(
+                f"{prefix}q_proj.{name} and {prefix}k_proj.{name} differ, and this layer has one "
+                "projection for queries and keys, which are the same"
+            )
 
 
 def check_input(name: str, x: Tensor, width: int, weight: Tensor) -> None:

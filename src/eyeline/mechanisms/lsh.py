@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eyeline.caches import Cache, Growing, Layout
-from eyeline.errors import NotSupported
+from eyeline.caches import Cache, Layout, Marked
+from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.checks import (
     Call,
     PatternLike,
@@ -50,9 +50,10 @@ class LSH(nn.Module):
     routed each on its own. dropout: of weights, while training.
 
     causality: by buckets "functional" under a pattern that never looks ahead: a token's bucket
-    depends on nothing else, so the future moves past outputs by rounding at most. It decodes: each
-    step hashes all kept keys. By chunks "edge": pairs respect the order, but where chunks end
-    depends on later tokens, so there is no cache. Under other patterns "none".
+    depends on nothing else, so the future moves past outputs by rounding at most. It decodes: a
+    step hashes its own keys, and buckets of those before are kept. By chunks "edge": pairs respect
+    the order, but where chunks end depends on later tokens, so there is no cache. Under other
+    patterns "none".
 
     Raises InvalidArgument for sizes below 1, an odd number of buckets, other numbers of key heads
     than of heads, and keys that are not the queries. Kitaev et al. 2020 (Reformer).
@@ -95,7 +96,7 @@ class LSH(nn.Module):
     @property
     def cache_kind(self) -> Hashable:
         """Layers in which this is equal, and whose heads are, can share a cache."""
-        return "lsh", self.pattern
+        return "lsh", self.hashing, self.pattern
 
     def redraw(self, seed: int | None = None) -> None:
         """Other rotations from now on: those of this seed, or of the next one.
@@ -121,6 +122,31 @@ class LSH(nn.Module):
         """(B, H, L, E), (B, H, S, E), (B, H, S, Ev) to (B, H, L, Ev); the last L keys are the
         queries."""
         return by_hashing(self._call(query, key, value, q_tokens, k_tokens), self.hashing)
+
+    def step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        cache: Cache,
+        layer: int,
+        q_tokens: Tokens,
+    ) -> Tensor:
+        """A step's queries, keys and values (B, H, m, ·) to (B, H, m, Ev): its keys are hashed, and
+        the buckets of all that came before are kept.
+
+        Raises InvalidArgument for a cache that ``new_cache`` of other hashing made.
+        """
+        if not isinstance(cache, Marked) or cache.maker != self.hashing:
+            raise InvalidArgument(
+                f"{self.hashing} has buckets of its own: this cache is of other keys, make one by "
+                "new_cache()"
+            )
+        new = self.hashing.buckets_of(key, q_tokens)
+        key, value, k_tokens = cache.append(layer, key, value)
+        bucket = cache.mark(layer, new.mT).mT
+        return by_hashing(self._call(query, key, value, q_tokens, k_tokens), self.hashing, bucket)
 
     def route(
         self,
@@ -161,12 +187,13 @@ class LSH(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> Cache:
-        """An empty cache that keeps every key: who came before in a bucket counts, seen or not."""
+        """An empty cache that keeps every key, since who came before in a bucket counts, seen or
+        not, and its bucket in each round."""
         if self.no_cache is not None:
             raise NotSupported(f"LSH does not read in steps: {self.no_cache}")
         where = torch.device(device)
         layout = Layout(layers, batch, num_kv_heads, head_dim, head_dim, dtype, where)
-        return Growing(self.pattern, layout)
+        return Marked(self.pattern, layout, self.hashing.rounds, self.hashing)
 
     def work(self, asked: Asked) -> Work:
         """E + Ev for each pair of places that may meet, in each round, and hashing before it.

@@ -64,25 +64,28 @@ class Hashing:
         return columns_of(self.factors(length))
 
     @torch.no_grad()
-    def route(self, key: Tensor, queries: int, tokens: Tokens, *, ahead: bool) -> Route:
-        """key (B, H, S, E), also the last ``queries`` slots' queries; tokens: of the keys.
+    def buckets_of(self, key: Tensor, tokens: Tokens) -> Tensor:
+        """The bucket of each key (B, H, S, E) in each round: int64 (B, H, rounds, S)."""
+        own = _to(_own_factors(self, tokens), key.device)
+        return hashed(key.detach(), own, rounds=self.rounds, seed=self.seed)
+
+    @torch.no_grad()
+    def route(self, bucket: Tensor, queries: int, tokens: Tokens, *, ahead: bool) -> Route:
+        """bucket: of all keys, of which the last ``queries`` are queries too; tokens: of the keys.
 
         ahead: whether anybody may look at a later token at all. Nobody meets himself.
         """
         line = in_line(tokens)
         if not line.longest:
-            nobody = torch.empty(
-                *key.shape[:2], self.rounds, 0, dtype=torch.int64, device=key.device
-            )
+            nobody = bucket[..., :0]
             return Route(nobody, nobody, 1, 1, 1)
         own = _own_factors(self, tokens)
-        found = hashed(key.detach(), _to(own, key.device), rounds=self.rounds, seed=self.seed)
         most = max(_most(own[0]) * _most(own[1]), 1)
-        group, slots = _sorted(found, line.to(key.device), most)
+        group, slots = _sorted(bucket, line.to(bucket.device), most)
         size = min(self.bucket_size, line.longest)
         if self.by == "chunks":
             return _chunked(slots, queries, tokens, size)
-        if queries == key.shape[2]:
+        if queries == bucket.shape[3]:
             return _banded(slots, group, size, ahead=ahead)
         return _listed(slots, group, queries, size, ahead=ahead)
 

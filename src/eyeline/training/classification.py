@@ -93,7 +93,7 @@ class Classification(Task[Labelled]):
         longest = max(len(self._rows[row][0]) for row in chosen)
         mine = chosen[processes.share(len(chosen))]
         rows = self._together([self._rows[row] for row in mine]) if mine else None
-        return Batch(rows, len(chosen), longest * len(chosen))
+        return Batch(rows, len(chosen), longest * len(chosen), processes.part(len(chosen)))
 
     def loss(self, rows: Labelled) -> Tensor:
         return functional.cross_entropy(self._logits(rows), rows.labels, reduction="sum")

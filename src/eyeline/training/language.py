@@ -55,9 +55,9 @@ class Language(Task[Tensor]):
 
     def batch(self, step: int, processes: Processes) -> Batch[Tensor]:
         total = self._windows.rows
-        share = processes.share(total)
-        rows = self._windows.at(step, share) if share.stop > share.start else None
-        return Batch(rows, total * self._length, total * self._length)
+        part, tokens = processes.part(total), total * self._length
+        rows = self._windows.at(step, processes.share(total)) if part else None
+        return Batch(rows, tokens, tokens, part)
 
     def loss(self, rows: Tensor) -> Tensor:
         rows = rows.to(self.model.embedding.weight.device)

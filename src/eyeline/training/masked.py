@@ -79,7 +79,8 @@ class MaskedLanguage(Task[Masked]):
         share = processes.share(len(whole.ids))
         mine = Masked(whole.ids[share], whole.targets[share])
         targets = int((whole.targets != NOT_ASKED).sum())
-        return Batch(mine if len(mine.ids) else None, targets, whole.ids.numel())
+        part = processes.part(len(whole.ids))
+        return Batch(mine if part else None, targets, whole.ids.numel(), part)
 
     def loss(self, rows: Masked) -> Tensor:
         device = self.model.embedding.weight.device

@@ -75,7 +75,8 @@ class SequencePairs(Task[Pairs]):
         mine = chosen[processes.share(len(chosen))]
         targets = sum(len(target) - 1 for _, target in chosen)
         tokens = sum(max(map(len, side)) for side in zip(*chosen, strict=True)) * len(chosen)
-        return Batch(self._together(mine) if mine else None, targets, tokens)
+        part = processes.part(len(chosen))
+        return Batch(self._together(mine) if mine else None, targets, tokens, part)
 
     def loss(self, rows: Pairs) -> Tensor:
         device = self.model.embedding.weight.device

@@ -33,6 +33,10 @@ class Processes:
         """The rows of a batch that are this process's own."""
         return slice(rows * self.rank // self.count, rows * (self.rank + 1) // self.count)
 
+    def part(self, rows: int) -> float:
+        """How much of a batch that is, from 0 to 1: 1 in all processes together."""
+        return len(range(rows)[self.share(rows)]) / rows
+
     def total(self, model: nn.Module, numbers: Sequence[float]) -> list[float]:
         """Adds up the gradients of all processes, in place, and the numbers given along.
 

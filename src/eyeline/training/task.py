@@ -20,11 +20,13 @@ class Batch(Generic[Rows]):
     """The rows of one process, None if it has none of them.
 
     targets: how many losses the whole batch has, over all processes. tokens: of the whole batch.
+    part: how much of the batch these rows are, from 0 to 1.
     """
 
     rows: Rows | None
     targets: int
     tokens: int
+    part: float
 
 
 class Task(ABC, Generic[Rows]):

@@ -101,8 +101,8 @@ class Trainer:
             loss = self.task.loss(batch.rows) / batch.targets
             beside = auxiliary_loss(self.model)
         total, extra = float(loss.detach()), 0.0
-        if beside is not None:  # a mean, of which each process has its own
-            beside = beside / self.processes.count
+        if beside is not None:  # a mean over this process's rows
+            beside = beside * batch.part
             loss, extra = loss + beside, float(beside.detach())
         if math.isfinite(total + extra) or self.processes.count > 1:  # all must meet in the sum
             loss.backward()
