@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from eyeline import Causal, Full, pairs, sliding_window
+from eyeline import Causal, Full, Pattern, pairs, sliding_window
 from eyeline.mechanisms import Exact
 from eyeline.mechanisms.auxiliary import auxiliary_loss
 from eyeline.mechanisms.clustered import ClusteredQueries
@@ -31,6 +31,11 @@ SHORT_FIRST = (
 BLOCKS_FIRST = (
     Stage(128, 300, 1024), Stage(256, 400, 2048), Stage(512, 400, 4096), Stage(LENGTH, 200, 4096)
 )  # fmt: skip
+LONGER_LAST = (*SHORT_FIRST[:-1], Stage(LENGTH, 200, 4096))
+# A mixture of all tokens for each token costs n² numbers, and is learned at once.
+BY_TOKENS = (
+    Stage(128, 300, 1024), Stage(256, 150, 2048), Stage(512, 60, 2048), Stage(LENGTH, 10, 2048)
+)  # fmt: skip
 QUICK = (Stage(128, 2, 512), Stage(256, 2, 512))
 SCATTERED, IN_BLOCKS = Course(SHORT_FIRST), Course(BLOCKS_FIRST, BLOCK)
 
@@ -44,8 +49,8 @@ class Learner:
     course: Course = SCATTERED
 
 
-def _sinkhorn(**pattern: object) -> nn.Module:
-    return Sinkhorn(BLOCK, num_kv_heads=HEADS, head_dim=DIM, **pattern)  # type: ignore[arg-type]
+def _sinkhorn(block: int, pattern: Pattern = Full()) -> nn.Module:
+    return Sinkhorn(block, num_kv_heads=HEADS, head_dim=DIM, pattern=pattern)
 
 
 LEARNERS = {
@@ -54,16 +59,20 @@ LEARNERS = {
     "TopK(32), causal": Learner(lambda: TopK(32, pattern=Causal())),
     "Threshold(0.01), causal": Learner(lambda: Threshold(0.01, pattern=Causal())),
     "LSH(32, 2), causal": Learner(lambda: LSH(32, 2, pattern=Causal())),
+    "LSH(24, 6) by 32 buckets, causal": Learner(
+        lambda: LSH(24, 6, by="buckets", buckets=32, pattern=Causal()), course=Course(LONGER_LAST)
+    ),
     "KMeans(16, 128), causal": Learner(
         lambda: KMeans(16, 128, num_heads=HEADS, head_dim=DIM, pattern=Causal(), decay=0.99)
     ),
-    "Sinkhorn(64), causal": Learner(lambda: _sinkhorn(pattern=Causal()), None),
+    "Sinkhorn(64), causal": Learner(lambda: _sinkhorn(BLOCK, Causal()), None),
+    "Sinkhorn(1)": Learner(lambda: _sinkhorn(1), course=Course(BY_TOKENS)),
     "ClusteredQueries(32, 32)": Learner(lambda: ClusteredQueries(32, 32)),
     "dense, asked in blocks": Learner(lambda: Exact(Full()), 99.0, IN_BLOCKS),
     f"sliding_window({WINDOW}), asked in blocks": Learner(
         lambda: Exact(sliding_window(WINDOW)), None, IN_BLOCKS
     ),
-    "Sinkhorn(64), asked in blocks": Learner(_sinkhorn, 95.0, IN_BLOCKS),
+    "Sinkhorn(64), asked in blocks": Learner(lambda: _sinkhorn(BLOCK), 95.0, IN_BLOCKS),
 }
 
 
@@ -105,6 +114,7 @@ NOTES = [
     "Sinkhorn, causal: blocks that each take only from before and are all taken once can take "
     "nothing but the block before, whatever the scores: balanced, it looks little farther than two "
     "blocks. Asked in blocks, without a pattern, one block holds all that another asks for.",
+    "Sinkhorn(1) sorts tokens: besides itself each sees one mixture of all, by n² numbers.",
     "ClusteredQueries has no causal form; nothing after a key that is asked for gives its value.",
     "pairs: those that the mechanism counts for any content; of Threshold the most there can be.",
 ]
