@@ -24,6 +24,7 @@ from .report import Figure, Report
 from .settings import Settings
 
 LENGTH, DIM, WINDOW, BLOCK = 1024, WIDTH // HEADS, 144, 64
+FULL = Full()
 SHORT_FIRST = (
     Stage(128, 300, 1024), Stage(256, 150, 2048), Stage(512, 100, 4096), Stage(LENGTH, 100, 4096)
 )  # fmt: skip
@@ -49,7 +50,7 @@ class Learner:
     course: Course = SCATTERED
 
 
-def _sinkhorn(block: int, pattern: Pattern = Full()) -> nn.Module:
+def _sinkhorn(block: int, pattern: Pattern = FULL) -> nn.Module:
     return Sinkhorn(block, num_kv_heads=HEADS, head_dim=DIM, pattern=pattern)
 
 
@@ -68,7 +69,7 @@ LEARNERS = {
     "Sinkhorn(64), causal": Learner(lambda: _sinkhorn(BLOCK, Causal()), None),
     "Sinkhorn(1)": Learner(lambda: _sinkhorn(1), course=Course(BY_TOKENS)),
     "ClusteredQueries(32, 32)": Learner(lambda: ClusteredQueries(32, 32)),
-    "dense, asked in blocks": Learner(lambda: Exact(Full()), 99.0, IN_BLOCKS),
+    "dense, asked in blocks": Learner(lambda: Exact(FULL), 99.0, IN_BLOCKS),
     f"sliding_window({WINDOW}), asked in blocks": Learner(
         lambda: Exact(sliding_window(WINDOW)), None, IN_BLOCKS
     ),
