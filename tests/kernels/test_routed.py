@@ -103,6 +103,33 @@ def test_heads_alone_and_together(
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+def test_not_a_number_stays_in_its_head(which: int, rows: int) -> None:
+    """An empty place reads something, but never what another head has."""
+    route = drawn_route(rows, 7, 7, labels=False, band=False)
+    given = [x.detach() for x in inputs()]
+    given[1:] = [x.repeat_interleave(2, 1) for x in given[1:]]
+    q, k = tokens()
+    clean = routed_attention(*given, route, q_tokens=q, k_tokens=k)
+    given[which][:, 0] = float("nan")
+    found = routed_attention(*given, route, q_tokens=q, k_tokens=k)
+    assert torch.equal(found[:, 1:], clean[:, 1:]) and found[:, 0].isnan().any()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_blocks_of_nobody(rows: int, queries: int, keys: int) -> None:
+    route = Route(
+        torch.full((1, 2, 1, 4 * rows), NOBODY), torch.full((1, 2, 1, 12), NOBODY), rows, 3, 3
+    )
+    given = [torch.zeros(1, 2, n, 5).requires_grad_() for n in (queries, keys, keys)]
+    out, lse = routed_attention_with_lse(*given, route)
+    assert out.shape == (1, 2, queries, 5) and not out.any() and bool((lse == -torch.inf).all())
+    assert all(not x.any() for x in torch.autograd.grad(out.sum(), given))
+    assert coverage(given[0], given[1], route) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_smaller_types(dtype: torch.dtype) -> None:
     route = drawn_route(4, 8, 4, labels=False, band=False)

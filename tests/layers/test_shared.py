@@ -100,6 +100,26 @@ def test_two_projections_are_not_loaded_into_one(name: str) -> None:
         ours.load_state_dict(apart.state_dict())
 
 
+def test_what_cannot_be_compared_is_loaded() -> None:
+    """A diverged checkpoint, weights of another type, and a layer without memory."""
+    ours, other = layer(), layer()
+    with torch.no_grad():
+        ours.q_proj.weight[0, 0] = float("nan")
+    state = {key: x.clone() for key, x in ours.state_dict().items()}
+    state["k_proj.weight"] = state["k_proj.weight"].to(torch.bfloat16)
+    for strict in (True, False):
+        other.load_state_dict(state, strict=strict)
+        assert other.q_proj.weight[0, 0].isnan()
+    with torch.device("meta"):
+        empty = layer()
+    empty.load_state_dict(empty.state_dict(), assign=True)
+    empty.load_state_dict(ours.state_dict(), assign=True)
+    assert (
+        empty.k_proj.weight is empty.q_proj.weight is ours.q_proj.weight
+        or not empty.q_proj.weight.is_meta
+    )
+
+
 def test_safetensors(tmp_path: Path) -> None:
     ours = layer()
     state = ours.state_dict()

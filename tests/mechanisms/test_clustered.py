@@ -218,6 +218,12 @@ def test_work() -> None:
     assert found.multiplications == C * 64 * (23 * 4 + 23) + pairs * 128
 
 
+def test_explained_of_nothing() -> None:
+    for queries, keys in ((0, 3), (0, 0), (3, 0)):
+        q, k = torch.zeros(1, 2, queries, 4), torch.zeros(1, 2, keys, 4)
+        assert "0 of 0" in ClusteredQueries(3, 2).explain(q, k)["pairs computed"]
+
+
 def test_refusals() -> None:
     for pattern in (Causal(), Causal() & SAME):
         with pytest.raises(NotSupported, match="cannot honour causal"):

@@ -252,6 +252,22 @@ def test_training_begins_then_moves_the_centroids() -> None:
     assert ours.auxiliary is None and torch.equal(ours.centroids, kept)
 
 
+def test_training_begins_with_numbers_and_in_float32() -> None:
+    ours, inputs = made().train(), [x.bfloat16().float() for x in heads()]
+    broken = [x.detach().clone() for x in inputs]
+    broken[0][0, 0, 3, 1] = float("nan")
+    ours.float()(*broken)
+    assert not ours.begun and ours.centroids.isfinite().all()
+    other = copy.deepcopy(ours)
+    ours(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        other(*inputs)
+    assert ours.begun and other.begun
+    torch.testing.assert_close(other.centroids, ours.centroids, atol=1e-6, rtol=0)
+    with pytest.raises(InvalidArgument, match="centroids are up to nan"):
+        kmeans_attention(*inputs, ours.centroids * float("nan"), window=3)
+
+
 def test_what_is_stored() -> None:
     ours, inputs = made().train(), heads()
     ours(*inputs)

@@ -71,7 +71,7 @@ def weights_must_exceed_the_threshold(patch: Patch) -> Suite:
 
 
 def sequences_lie_on_each_other(patch: Patch) -> Suite:
-    patch.setattr(route_heads, "one_after_the_other", lambda slots, length: slots)
+    patch.setattr(route_heads, "one_after_the_other", lambda slots, length: slots.clamp(min=0))
     return along_a_route(6)
 
 
@@ -196,7 +196,7 @@ MUTANTS = [
 def test_the_suite_catches_it(plant: Callable[[Patch], Suite]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         run = plant(patch)
-        with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        with pytest.raises(AssertionError):
             run()
     lsh._own_factors.cache_clear()
     run()  # what failed was the fault, not the suite

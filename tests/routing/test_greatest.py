@@ -85,3 +85,7 @@ def test_not_a_number_is_seen() -> None:
         scores[1, 17] = float("nan")
         assert (greatest(scores, 4) == 17).any(1).tolist()[1]
         assert (greatest(scores * float("nan"), 4) >= 0).all()
+    equal = torch.tensor([[float("nan"), 5.0, 5.0, 5.0], [1.0, 5.0, 5.0, 5.0]])
+    assert greatest(equal, 2).sort(1).values.tolist() == [[0, 1], [1, 2]]
+    equal[:, 1] = float("nan")
+    assert greatest(equal, 3).sort(1).values.tolist() == [[0, 1, 2], [1, 2, 3]]

@@ -93,7 +93,7 @@ def check_centroids(call: Call, centroids: Tensor) -> None:
             f"of {width}"
         )
     apart = (torch.linalg.vector_norm(centroids.double(), dim=-1) - 1.0).abs()
-    if apart.numel() and float(apart.max()) > 0.01:
+    if apart.numel() and not float(apart.max()) <= 0.01:
         raise InvalidArgument(
             f"centroids are up to {float(apart.max()):.2g} longer or shorter than 1: give c/‖c‖"
         )

@@ -8,6 +8,7 @@ from torch import Tensor
 from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import Call, PatternLike, check_call
 from eyeline.functional.eager import eager
+from eyeline.functional.equal import equal
 from eyeline.functional.routed import routed_attention_with_lse
 from eyeline.functional.unit import unit
 from eyeline.patterns import Full
@@ -104,17 +105,11 @@ def _check_shared(call: Call) -> None:
     query, key = call.query, call.key
     check_heads(query.shape[1], key.shape[1])
     start = key.shape[2] - query.shape[2]
-    if start < 0 or not _equal(query, key[:, :, start:]) or not _stand_alike(call):
+    if start < 0 or not equal(query, key[:, :, start:]) or not _stand_alike(call):
         raise InvalidArgument(
             f"lsh has shared queries and keys: pass the query as the key; here {query.shape[2]} "
             f"queries are not the last of {key.shape[2]} keys"
         )
-
-
-def _equal(query: Tensor, key: Tensor) -> bool:
-    if query.data_ptr() == key.data_ptr() and query.stride() == key.stride():
-        return True
-    return torch.equal(query, key) or torch.equal(query.nan_to_num(), key.nan_to_num())
 
 
 def _stand_alike(call: Call) -> bool:

@@ -102,6 +102,9 @@ def _work(call: Call, route: Route) -> Routed:
     for name, slots, length in (("query", route.queries, queries), ("key", route.keys, keys)):
         if slots.numel() and not -1 <= int(slots.min()) <= int(slots.max()) < length:
             raise InvalidArgument(f"{route.sizes}: {name} slots beyond the {length} there are")
+    if not queries or not keys:  # nobody stands anywhere on it
+        nobody = route.queries[..., :0]
+        route = Route(nobody, nobody, 1, 1, 1)
     request = call.request()  # with a seed for dropout
     q, k = request.q_tokens, request.k_tokens
     dropout = next((step for step in request.steps if isinstance(step, Dropout)), None)

@@ -48,8 +48,7 @@ def bags(slots: Tensor, length: int) -> Bags:
     A: lanes.
     """
     total = len(slots) * length
-    flat = one_after_the_other(slots, length).flatten()
-    flat = flat.masked_fill(flat == NOBODY, total)
+    flat = one_after_the_other(slots, length).masked_fill(slots == NOBODY, total).flatten()
     counts = torch.bincount(flat, minlength=total + 1)
     ends = counts.cumsum(0)
     there = int(ends[-1] - counts[-1])
@@ -58,11 +57,13 @@ def bags(slots: Tensor, length: int) -> Bags:
 
 
 def one_after_the_other(slots: Tensor, length: int) -> Tensor:
-    """Slots (n, A, M) of n sequences as slots of one of n · length; -1 stays -1."""
-    if len(slots) == 1:
-        return slots
+    """Slots (n, A, M) of n sequences as slots of one of n · length.
+
+    For nobody the first of his own sequence: what stands in another one is not to be read at all,
+    since 0 times NaN is NaN.
+    """
     start = torch.arange(len(slots), device=slots.device)[:, None, None] * length
-    return torch.where(slots == NOBODY, NOBODY, slots + start)
+    return slots.clamp(min=0) + start
 
 
 def _sorted(slots: Tensor, there: int) -> Tensor:

@@ -64,8 +64,8 @@ class Routed:
         places = self.route.queries[:1, :1].numel() + self.route.keys[:1, :1].numel()
         # Dropout is told which head it works for.
         most = 1 if self.dropout is not None else max(_PLACES // max(places, 1), 1)
-        for _, shared in groupby(heads, lambda head: self.groups > 1 and head // self.groups):
-            run = list(shared)
+        for _, alike in groupby(heads, lambda head: head // self.groups if self.groups > 1 else 0):
+            run = list(alike)
             yield from ((run[i], len(run[i : i + most])) for i in range(0, len(run), most))
 
 
@@ -127,13 +127,13 @@ class Heads:
 
     @property
     def queries(self) -> Tensor:
-        """The slots of the queries, (A, M); -1 for nobody."""
+        """The slots that are read for the queries, (A, M)."""
         own = self._own(self.work.route.queries)
         return one_after_the_other(own, self.q_tokens.length).flatten(0, 1)
 
     @property
     def keys(self) -> Tensor:
-        """The slots of the keys, (A, M'); -1 for nobody."""
+        """The slots that are read for the keys, (A, M')."""
         found = one_after_the_other(self._by_key_sequence(), self.k_tokens.length)
         return found.flatten(0, 1)
 
@@ -152,7 +152,7 @@ class Heads:
         count = max(_BUDGET // (block * max(self.lanes, 1)), 1)
         q = self._points(self._own(route.queries), self.q_tokens)
         k = self._points(self._own(route.keys), self.k_tokens)
-        slots = self.queries.clamp(min=0), self.keys.clamp(min=0)
+        slots = self.queries, self.keys
         for first in range(0, route.blocks, count):
             yield Piece(self, first, min(count, route.blocks - first), *slots, q, k)
 

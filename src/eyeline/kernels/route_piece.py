@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Piece:
     """``count`` blocks of every lane of some heads; its tensors are (A, count, rows or columns, …).
 
-    queries, keys: the slots that are read for the places of the heads, (A, M) and (A, M'): slot 0
-    for nobody. q, k: who stands there.
+    queries, keys: the slots that are read for the places of the heads, (A, M) and (A, M'). q, k:
+    who stands there.
     """
 
     of: Heads

@@ -40,7 +40,7 @@ def results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Te
         total = weight.sum(-1, keepdim=True)
         weight.div_(total.masked_fill(total == 0.0, 1.0))
         # Nobody's place weighs 0, whichever slot is read for it.
-        rows = weighted(_keys(heads).clamp(min=0), v, weight)
+        rows = weighted(_keys(heads), v, weight)
         found, share = heads.query_bags.shares(total.log_().add_(top))
         heads.of_queries(lse).copy_(found)
         heads.of_queries(out).copy_(heads.query_bags.sums(rows, share))
@@ -67,7 +67,7 @@ def gradients(
         above_q = heads.of_queries(grad).to(lse.dtype)
         rows = _Rows(q, k, v, above_q, heads.of_queries(lse), heads.of_queries(delta))
         weight, slope = _pairs(heads, rows)
-        asked = weighted(_keys(heads).clamp(min=0), k, slope)
+        asked = weighted(_keys(heads), k, slope)
         heads.of_queries(grads[0]).copy_(heads.query_bags.sums(asked))
         columns = _Columns(heads)
         heads.add_to_keys(grads[1], columns.sums(q, slope))
@@ -125,7 +125,7 @@ def _cut(pairs: Tensor, piece: Piece) -> Tensor:
 
 
 def _keys(heads: Heads) -> Tensor:
-    """The slots of each block's keys, (A · N, C)."""
+    """The slots that are read for each block's keys, (A · N, C)."""
     return heads.keys.reshape(-1, heads.work.route.columns)
 
 
@@ -137,7 +137,7 @@ class _Columns:
         found = heads.key_bags()
         self._places, self._starts = found.places, found.starts
         block = self._places // heads.work.route.columns
-        self._queries = heads.queries.flatten()[block].clamp_(min=0)
+        self._queries = heads.queries.flatten()[block]
 
     def sums(self, x: Tensor, weight: Tensor) -> Tensor:
         """Σ weight · x[query] over the places of each key, (n · S, E)."""

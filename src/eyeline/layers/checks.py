@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from eyeline.caches import Cache
 from eyeline.encodings.checks import check_size
 from eyeline.errors import InvalidArgument
+from eyeline.functional.equal import equal
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
 
@@ -57,13 +58,25 @@ def check_shared(name: str, embed_dim: int, kdim: int) -> None:
         )
 
 
-def refuse_apart(layer: nn.Module, weights: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:
-    """A hook of load_state_dict, whose list of errors is last: queries and keys are of one
-    projection, and of two different ones the last would be taken without a word."""
+def refuse_apart(
+    layer: nn.Module,
+    weights: Mapping[str, Tensor],
+    prefix: str,
+    local_metadata: Any,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """A hook of load_state_dict: of two projections the last would be taken without a word."""
     for name in ("weight", "bias"):
-        q, k = (weights.get(f"{prefix}{side}_proj.{name}") for side in "qk")
-        if q is not None and k is not None and not torch.equal(q, k.to(q)):
-            rest[-1].append(
+        sides = [weights.get(f"{prefix}{side}_proj.{name}") for side in "qk"]
+        q, k = (x if type(x) in (Tensor, nn.Parameter) else None for x in sides)
+        if q is None or k is None or q.is_meta or k.is_meta:
+            continue
+        rough = min(q.dtype, k.dtype, key=lambda dtype: dtype.itemsize)
+        if not equal(q.to(rough), k.to(rough)):
+            errors.append(
                 f"{prefix}q_proj.{name} and {prefix}k_proj.{name} differ, and this layer has one "
                 "projection for queries and keys, which are the same"
             )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from eyeline.mechanisms.places import Places
-from eyeline.routing.nearest import means, nearest
-from eyeline.tokens import NOBODY
+from eyeline.routing.lloyd import lloyd
+from eyeline.routing.nearest import means
 
 
 class Centroids(NamedTuple):
@@ -46,18 +46,8 @@ def _chosen(keys: Tensor, real: Tensor, factor: int, rounds: int) -> Tensor:
     """Which centre each key goes to, (B, Hk, n); -1 for nobody."""
     if not keys.shape[2]:
         return real.long()
-    first, live = (x.flatten(0, 1) for x in _first(keys, real, factor))
-    rows, there = keys.flatten(0, 1), real.flatten(0, 1)
-    return _lloyd(rows, there, first, live, rounds).view(real.shape)
-
-
-def _lloyd(keys: Tensor, real: Tensor, centres: Tensor, live: Tensor, rounds: int) -> Tensor:
-    """The same for rows of keys (R, n, E) and the centres (R, C, E) that they begin with."""
-    for _ in range(rounds):
-        chosen = nearest(keys, centres, live).masked_fill(~real, NOBODY)
-        mean, size = means(keys, chosen, live.shape[1])
-        centres = torch.where(size > 0, mean, centres)
-    return nearest(keys, centres, live).masked_fill(~real, NOBODY)
+    first, live, rows, there = (x.flatten(0, 1) for x in (*_first(keys, real, factor), keys, real))
+    return lloyd(rows, first, rounds, real=there, live=live).view(real.shape)
 
 
 def _first(keys: Tensor, real: Tensor, factor: int) -> tuple[Tensor, Tensor]:

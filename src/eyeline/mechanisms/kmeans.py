@@ -203,8 +203,9 @@ class KMeans(nn.Module):
         if bool(self.begun):
             return
         x = vectors(given)
-        if x.shape[1]:
-            self.centroids.copy_(first_centroids(x, self.clusters, self.seed))
+        if x.shape[1] and bool(x.isfinite().all()):
+            with torch.autocast(x.device.type, enabled=False):
+                self.centroids.copy_(first_centroids(x, self.clusters, self.seed))
             self.begun.fill_(True)
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from eyeline.functional.checks import (
     check_pattern_heads,
     probability,
 )  # fmt: skip
+from eyeline.functional.eager import eager
 from eyeline.functional.lsh import by_hashing, check_heads, route_of
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
@@ -143,7 +144,7 @@ class LSH(nn.Module):
                 f"{self.hashing} has buckets of its own: this cache is of other keys, make one by "
                 "new_cache()"
             )
-        new = self.hashing.buckets_of(key, q_tokens)
+        new = eager(lambda: self.hashing.buckets_of(key, q_tokens))
         key, value, k_tokens = cache.append(layer, key, value)
         bucket = cache.mark(layer, new.mT).mT
         return by_hashing(self._call(query, key, value, q_tokens, k_tokens), self.hashing, bucket)

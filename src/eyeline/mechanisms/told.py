@@ -25,7 +25,7 @@ def told(
     lanes = f" in {route.lanes} orders" if route.lanes > 1 else ""
     blocks = f"{route.blocks:,} of {route.rows:,} × {route.columns:,}{lanes}"
     whole = query.shape[:3].numel() * key.shape[2]
-    return in_words(causality, blocks, route.pairs, whole, found)
+    return in_words(causality, blocks, route.pairs if whole else 0, whole, found)
 
 
 def in_words(

@@ -50,7 +50,7 @@ def among_greatest(scores: Tensor, k: int) -> Tensor:
 
 def _first_of_equals(scores: Tensor, last: Tensor, k: int) -> Tensor:
     """Of rows (m, C) all above their last score (m, 1), and the first that equal it: (m, k)."""
-    above, equal = scores > last, scores == last
+    above, equal = ~(scores <= last), scores == last  # NaN is above
     missing = k - above.sum(1, keepdim=True)
     taken = above | (equal & (equal.cumsum(1) <= missing))
     return taken.nonzero()[:, 1].view(-1, k)

@@ -20,13 +20,14 @@ def clustered(x: Tensor, tokens: Tokens, clusters: int, rounds: int) -> Tensor:
     """
     found = torch.full(x.shape[:3], NOBODY, device=x.device)
     # Rows in which the same tokens stand are one row with more heads.
-    batch = 1 if tokens.batch is None else x.shape[0]
-    x, rows = x.reshape(batch, -1, *x.shape[2:]), found.view(batch, -1, x.shape[2])
+    batch, heads = (1, x.shape[0] * x.shape[1]) if tokens.batch is None else x.shape[:2]
+    x, rows = x.reshape(batch, heads, *x.shape[2:]), found.view(batch, heads, x.shape[2])
     for b in range(batch):
         who, first = standing(tokens.row(b), x.device), 0
         for each, share in zip(who.documents, who.shares(clusters), strict=True):
             slots = who.slots[each.start : each.stop]
-            rows[b].index_copy_(1, slots, _lloyd(x[b][:, slots], share, rounds) + first)
+            own = x[b][:, slots]
+            rows[b].index_copy_(1, slots, lloyd(own, _evenly(own, share), rounds) + first)
             first += share
     return found
 
@@ -55,11 +56,28 @@ def centre_tokens(tokens: Tokens, clusters: int) -> Tokens:
     return Tokens(positions, documents)
 
 
-def _lloyd(x: Tensor, count: int, rounds: int) -> Tensor:
-    """Which of ``count`` centres each vector of x (R, n, E) is nearest to after all rounds."""
-    places = (2 * torch.arange(count, device=x.device) + 1) * x.shape[1] // (2 * count)
-    centres = x[:, places]
-    for _ in range(rounds):
-        mean, size = means(x, nearest(x, centres), count)
-        centres = torch.where(size > 0, mean, centres)
-    return nearest(x, centres)
+def lloyd(
+    x: Tensor,
+    centres: Tensor,
+    rounds: int,
+    *,
+    real: Tensor | None = None,
+    live: Tensor | None = None,
+) -> Tensor:
+    """Which centre each vector of x (R, n, E) is nearest to after all rounds, (R, n).
+
+    centres: (R, C, E), those of the first round; one that nobody chose stays where it is. real:
+    bool (R, n), who is there, -1 for the others; live: bool (R, C), which centres are.
+    """
+    for left in range(rounds, -1, -1):
+        chosen = nearest(x, centres, live)
+        chosen = chosen if real is None else chosen.masked_fill(~real, NOBODY)
+        if left:
+            mean, size = means(x, chosen, centres.shape[1])
+            centres = torch.where(size > 0, mean, centres)
+    return chosen
+
+
+def _evenly(x: Tensor, count: int) -> Tensor:
+    """So many vectors of x (R, n, E), evenly spaced."""
+    return x[:, (2 * torch.arange(count, device=x.device) + 1) * x.shape[1] // (2 * count)]

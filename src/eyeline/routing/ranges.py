@@ -39,7 +39,7 @@ def rows_of(width: int) -> int:
     return max(_PAIRS // max(width, 1), _FEWEST_ROWS)
 
 
-def at_once(pairs: int) -> int:
+def times_together(pairs: int) -> int:
     """How many times so many pairs are made together."""
     return max(_PAIRS // max(pairs, 1), 1)
 

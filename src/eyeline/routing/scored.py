@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eyeline.patterns import Pattern
 from eyeline.planning.dense import settled
-from eyeline.routing.ranges import at_once, mask, rows_of, spans
+from eyeline.routing.ranges import mask, rows_of, spans, times_together
 from eyeline.tokens import Tokens
 
 
@@ -93,7 +93,7 @@ def _parts(of: Scored, group: int) -> Iterator[_Part]:
 def _of_part(part: _Part, query: Tensor, key: Tensor, scale: float) -> Iterator[Sheet]:
     group, keys = part.heads.stop - part.heads.start, key.shape[1]
     rows = min(rows_of(group * keys), query.shape[2])
-    step = at_once(group * rows * keys)
+    step = times_together(group * rows * keys)
     for queries, span in spans(part.rule, part.q_tokens, part.k_tokens, rows):
         unsure = slice(span.sure, span.unsure)
         seen = mask(part.rule, part.q_tokens, part.k_tokens, queries, unsure, key.device)

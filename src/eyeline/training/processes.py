@@ -2,6 +2,7 @@
 
 Started by ``torchrun``, which tells each process its number. The gradient is that of the whole
 batch: each process divides the sum of its losses by the targets of all, and gradients are added.
+What mechanisms ask for beside it is a mean, of which each has its own: rows count alike there.
 """
 
 from __future__ import annotations

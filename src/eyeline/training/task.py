@@ -20,7 +20,7 @@ class Batch(Generic[Rows]):
     """The rows of one process, None if it has none of them.
 
     targets: how many losses the whole batch has, over all processes. tokens: of the whole batch.
-    part: how much of the batch these rows are, from 0 to 1.
+    part: how much of the batch these rows are, from 0 to 1, be they long or short.
     """
 
     rows: Rows | None
