@@ -30,7 +30,7 @@ SHORT_FIRST = (
 )  # fmt: skip
 # Blocks are sorted well only after keys are told apart: longer at the lengths with few blocks.
 BLOCKS_FIRST = (
-    Stage(128, 300, 1024), Stage(256, 400, 2048), Stage(512, 400, 4096), Stage(LENGTH, 200, 4096)
+    Stage(128, 600, 1024), Stage(256, 500, 2048), Stage(512, 800, 4096), Stage(LENGTH, 1500, 4096)
 )  # fmt: skip
 LONGER_LAST = (*SHORT_FIRST[:-1], Stage(LENGTH, 200, 4096))
 # A mixture of all tokens for each token costs n² numbers, and is learned at once.
@@ -38,7 +38,7 @@ BY_TOKENS = (
     Stage(128, 300, 1024), Stage(256, 150, 2048), Stage(512, 60, 2048), Stage(LENGTH, 10, 2048)
 )  # fmt: skip
 QUICK = (Stage(128, 2, 512), Stage(256, 2, 512))
-SCATTERED, IN_BLOCKS = Course(SHORT_FIRST), Course(BLOCKS_FIRST, BLOCK)
+SCATTERED, IN_BLOCKS = Course(SHORT_FIRST), Course(BLOCKS_FIRST, BLOCK, rate=4e-3)
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Learner:
     course: Course = SCATTERED
 
 
-def _sinkhorn(block: int, pattern: Pattern = FULL) -> nn.Module:
-    return Sinkhorn(block, num_kv_heads=HEADS, head_dim=DIM, pattern=pattern)
+def _sinkhorn(block: int, pattern: Pattern = FULL, iterations: int = 8) -> nn.Module:
+    return Sinkhorn(block, num_kv_heads=HEADS, head_dim=DIM, pattern=pattern, iterations=iterations)
 
 
 LEARNERS = {
@@ -73,7 +73,9 @@ LEARNERS = {
     f"sliding_window({WINDOW}), asked in blocks": Learner(
         lambda: Exact(sliding_window(WINDOW)), None, IN_BLOCKS
     ),
-    "Sinkhorn(64), asked in blocks": Learner(lambda: _sinkhorn(BLOCK), 95.0, IN_BLOCKS),
+    "Sinkhorn(64), once balanced, asked in blocks": Learner(
+        lambda: _sinkhorn(BLOCK, iterations=1), 95.0, IN_BLOCKS
+    ),
 }
 
 
@@ -114,7 +116,9 @@ NOTES = [
     "positions, and a linear layer; trained at 128, 256, 512 and 1,024 tokens in turn.",
     "Sinkhorn, causal: blocks that each take only from before and are all taken once can take "
     "nothing but the block before, whatever the scores: balanced, it looks little farther than two "
-    "blocks. Asked in blocks, without a pattern, one block holds all that another asks for.",
+    "blocks. Asked in blocks, without a pattern, one block holds all that another asks for. A block "
+    "is known by the mean of its 64 keys, 16 numbers in a head: of 8 blocks, at 512 tokens, it "
+    "finds the right one nearly always, of 16 it takes one in four for another.",
     "Sinkhorn(1) sorts tokens: besides itself each sees one mixture of all, by n² numbers.",
     "ClusteredQueries has no causal form; nothing after a key that is asked for gives its value.",
     "pairs: those that the mechanism counts for any content; of Threshold the most there can be.",
