@@ -86,7 +86,13 @@ def run(settings: Settings) -> None:
         "Associative recall over 1,024 tokens: each mechanism trained from random weights",
         settings,
         ["mechanism", "pairs a query", "of causal", "right %", "steps", "s"],
-        {"length": length, "heads": HEADS, "width": DIM, "rate": SCATTERED.rate},
+        {
+            "length": length,
+            "heads": HEADS,
+            "width": DIM,
+            "rate": SCATTERED.rate,
+            "rate in blocks": IN_BLOCKS.rate,
+        },
     )
     for name, learner in LEARNERS.items():
         course = learner.course if not settings.quick else Course(QUICK, learner.course.block)
@@ -116,9 +122,9 @@ NOTES = [
     "positions, and a linear layer; trained at 128, 256, 512 and 1,024 tokens in turn.",
     "Sinkhorn, causal: blocks that each take only from before and are all taken once can take "
     "nothing but the block before, whatever the scores: balanced, it looks little farther than two "
-    "blocks. Asked in blocks, without a pattern, one block holds all that another asks for. A block "
-    "is known by the mean of its 64 keys, 16 numbers in a head: of 8 blocks, at 512 tokens, it "
-    "finds the right one nearly always, of 16 it takes one in four for another.",
+    "blocks. Asked in blocks, without a pattern, one block holds all that another asks for. It is "
+    "known by the mean of its 64 keys, 16 numbers in a head: of the 8 blocks of 512 tokens the "
+    "right one is nearly always found, of 16 one in four is taken for another.",
     "Sinkhorn(1) sorts tokens: besides itself each sees one mixture of all, by n² numbers.",
     "ClusteredQueries has no causal form; nothing after a key that is asked for gives its value.",
     "pairs: those that the mechanism counts for any content; of Threshold the most there can be.",
