@@ -97,11 +97,11 @@ class Heads:
         return self.of_queries(query), self.of_keys(key), self.of_keys(value)
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """What the queries have, (B, H, L, …): (count · L, …)."""
+        """What the queries have, (B, H, L, …): (count · L, …), a view where x is dense."""
         return self._own(x).flatten(0, 1)
 
     def of_keys(self, x: Tensor) -> Tensor:
-        """What the keys have, (B, Hk, S, …): (n · S, …) of n sequences."""
+        """What the keys have, (B, Hk, S, …): (n · S, …) of n sequences, a view where x is dense."""
         first = self.first // self.work.groups
         return x[self.row, first : first + self._key_sequences].flatten(0, 1)
 
