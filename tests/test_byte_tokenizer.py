@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
 

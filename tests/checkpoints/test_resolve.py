@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eyeline.checkpoints.hub import is_repository, local_snapshot
+from eyeline.checkpoints.fetch import Unavailable
 from eyeline.checkpoints.known import DEFAULT_ENCODER, DEFAULT_MODEL, find, nearest
-from eyeline.checkpoints.pip_download import Unavailable
-from eyeline.checkpoints.resolve import resolve
+from eyeline.checkpoints.resolve import is_repository, local_snapshot, resolve
 from eyeline.errors import CheckpointError, FetchError
 
 RESOLVE = sys.modules["eyeline.checkpoints.resolve"]
@@ -132,7 +131,7 @@ def test_a_snapshot_without_a_shard_does_not_count(snapshot: Path) -> None:
 def test_a_hub_that_fails_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    from eyeline.checkpoints.hub import download_snapshot
+    from eyeline.checkpoints.resolve import download_snapshot
 
     def fail(*_: object, **__: object) -> str:
         raise ConnectionError("no route\nto host")

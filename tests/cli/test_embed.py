@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from cli.conftest import Command
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.embedding import embed
 from eyeline.loading import load
 from eyeline.models import BertMasked
 from eyeline.patterns import Full, Window
 from eyeline.saving import save
+from eyeline.tokenizer import ByteTokenizer
 from models.small_encoder import FILES, write_encoder, write_json
 from models.tiny_bert import CONFIG, bert
 

@@ -15,7 +15,7 @@ NAME = MODELS[0].name
 @pytest.fixture(autouse=True)
 def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EYELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr("eyeline.checkpoints.hub.local_snapshot", lambda _: None)
+    monkeypatch.setattr("eyeline.checkpoints.resolve.local_snapshot", lambda _: None)
 
 
 def test_a_model_that_is_not_there(eyeline: Command) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from cli.conftest import Command
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.generation import stream
 from eyeline.models import Bert, BertConfig, Model
 from eyeline.patterns import sliding_window
 from eyeline.saving import save
+from eyeline.tokenizer import ByteTokenizer
 from models import tiny, tiny_gpt2
 
 GPT2 = replace(tiny_gpt2.CONFIG, vocabulary=260, trained_length=211)

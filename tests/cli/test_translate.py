@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cli.conftest import Command
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.models import Transformer, TransformerConfig
 from eyeline.saving import save
+from eyeline.tokenizer import ByteTokenizer
 from eyeline.translation import report, translate
 
 TEXTS = ["Chad", "Peru", "Mali and more"]

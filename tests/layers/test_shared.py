@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from eyeline import Causal, Tokens
-from eyeline.checkpoints.safetensors import SafeTensors
+from eyeline.checkpoints.folder import SafeTensors
 from eyeline.encodings import Rotary
 from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention

@@ -14,7 +14,6 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.checkpoints.base import TokenizerFile, TokenizerSpec
 from eyeline.encodings.rotary_scaling import NTK, Linear, Llama3, YaRN
 from eyeline.errors import CheckpointError, EyelineError, InvalidArgument, NotSupported
@@ -36,7 +35,7 @@ from eyeline.models.own_folder import read_description
 from eyeline.models.plain import from_plain, to_plain
 from eyeline.patterns import Causal, Explicit, Pattern, Predicate, Window, sliding_window, streaming
 from eyeline.saving import save, write_whole
-from eyeline.tokenizer import Tokenizer
+from eyeline.tokenizer import ByteTokenizer, Tokenizer
 from models import tiny, tiny_gpt2
 
 MIXED = [Causal(), streaming(5, 2), Causal() & ~Window(left=1, right=0)]

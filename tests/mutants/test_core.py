@@ -28,7 +28,7 @@ from eyeline.patterns import (
     sliding_window,
     streaming,
 )  # fmt: skip
-from eyeline.patterns.verdicts import from_tests
+from eyeline.patterns.base import from_tests
 from eyeline.planning import Gathered, Run, Slab, plan
 from eyeline.planning.parts import Reordered
 from eyeline.planning.planner import planned

@@ -19,7 +19,7 @@ from eyeline.patterns import (
     Strided,
     Window,
 )  # fmt: skip
-from eyeline.patterns.verdicts import from_tests
+from eyeline.patterns.base import from_tests
 from eyeline.planning import orders, palette, peeling, plans, rectangles
 from eyeline.planning.orders import Order
 from eyeline.planning.planner import planned

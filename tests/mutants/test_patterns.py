@@ -29,8 +29,8 @@ from eyeline.patterns import (
     Window,
 )  # fmt: skip
 from eyeline.patterns import random_blocks as drawing
-from eyeline.patterns.counting import Counts
-from eyeline.patterns.verdicts import from_tests
+from eyeline.patterns.base import from_tests
+from eyeline.patterns.random_blocks import Counts
 from eyeline.planning import dense_mask
 from eyeline.planning.planner import planned
 from eyeline.testing import check_pattern
@@ -167,7 +167,7 @@ def a_draw_with_equal_blocks(patch: Patch) -> Suite:
     """Plain draws instead of Floyd's: a block may come twice."""
 
     def sample(state: Tensor, count: int, population: int) -> list[Tensor]:
-        from eyeline.patterns.hashing import absorb, below
+        from eyeline.hashing import absorb, below
 
         return [below(absorb(state, n), population) for n in range(count)]
 
@@ -218,7 +218,7 @@ def per_head_full_if_one_is(patch: Patch) -> Suite:
 
 def a_grid_that_does_not_wrap(patch: Patch) -> Suite:
     def areas(self: Grid, x: Bounds) -> object:
-        from eyeline.patterns.grid import _Areas
+        from eyeline.patterns.sparse import _Areas
 
         begin, end = x.min % self.width, x.max % self.width
         low, high = torch.minimum(begin, end), torch.maximum(begin, end)

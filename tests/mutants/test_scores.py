@@ -25,7 +25,7 @@ from eyeline.scores import (
     T5Bias,
     TransformerXL,
     Values,
-    t5,
+    biases,
 )  # fmt: skip
 from eyeline.scores.columns import Diagonals, Listed
 from eyeline.testing.kernel import parity
@@ -68,9 +68,9 @@ def alibi_counts_from_the_next_key(patch: Patch) -> Suite:
 
 
 def t5_bucket_off_by_one(patch: Patch) -> Suite:
-    right = t5._bucket
+    right = biases._bucket
     patch.setattr(
-        t5, "_bucket", lambda away, count, most: right((away - 1).clamp(min=0), count, most)
+        biases, "_bucket", lambda away, count, most: right((away - 1).clamp(min=0), count, most)
     )
     return formulas("T5, one side")
 

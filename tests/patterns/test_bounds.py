@@ -30,7 +30,7 @@ from eyeline.patterns import (
     Strided,
     Window,
 )  # fmt: skip
-from eyeline.patterns.bounds import UNKNOWN
+from eyeline.patterns.base import UNKNOWN
 from eyeline.tokens import Points, Tokens
 from strategies import patterns, settled_atoms
 

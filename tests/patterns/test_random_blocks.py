@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
+from eyeline.hashing import absorb, below, sample, seeded
 from eyeline.patterns import Bounds, Causal, Pattern, Random, SameDocument, Window
-from eyeline.patterns.counting import Counts
-from eyeline.patterns.hashing import absorb, below, sample, seeded
+from eyeline.patterns.random_blocks import Counts
 from eyeline.planning import dense_mask
 from eyeline.testing import check_pattern
 from eyeline.tokens import Points, Tokens

@@ -21,7 +21,7 @@ from eyeline.scores import (
     T5Bias,
     TransformerXL,
 )  # fmt: skip
-from eyeline.scores.bias import Bias
+from eyeline.scores.by_distance import Bias
 from scores.formulas import t5_bucket
 
 

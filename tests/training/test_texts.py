@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.errors import InvalidArgument
+from eyeline.tokenizer import ByteTokenizer
 from eyeline.training.texts import Stretch, Texts, read_texts
 from eyeline.training.windows import Windows, half_windows
 from training.tiny import text

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
+from eyeline.hashing import mixed
 from eyeline.models.base import LanguageModel
 from eyeline.patterns import Causal, sliding_window
 from eyeline.training.classification import classes_of
@@ -18,7 +19,6 @@ from eyeline.training.masked import hide
 from eyeline.training.processes import ALONE
 from eyeline.training.run import Run
 from eyeline.training.schedule import rate_at
-from eyeline.training.seeds import mixed
 from eyeline.training.tables import Row
 from eyeline.training.trainer import Diverged
 from training.tiny import tiny_run, trainer_of

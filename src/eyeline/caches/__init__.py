@@ -3,10 +3,10 @@
 from eyeline.caches.base import Cache as Cache
 from eyeline.caches.buffers import Layout as Layout
 from eyeline.caches.evicting import Evicting as Evicting
+from eyeline.caches.evicting import Ranks as Ranks
+from eyeline.caches.evicting import recount as recount
 from eyeline.caches.growing import Growing as Growing
-from eyeline.caches.marked import Marked as Marked
-from eyeline.caches.recount import Ranks as Ranks
-from eyeline.caches.recount import recount as recount
+from eyeline.caches.growing import Marked as Marked
 from eyeline.caches.select import cache_for as cache_for
 from eyeline.caches.select import needed_slots as needed_slots
 from eyeline.caches.state import Kept as Kept

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eyeline.caches.base import Cache, Position
+from eyeline.caches.base import Cache, Position, exchanged, join, only, take
 from eyeline.caches.buffers import Buffers, Layout, Strip
-from eyeline.caches.slots import exchanged, join, only, take
 from eyeline.errors import NotSupported
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -161,3 +160,34 @@ def _missing(tokens: Tokens, pattern: Pattern, position: Position, *, begin: int
     missing = pattern.needed(past, start) & (past.positions < start) & ~there[:, 1:]
     missing &= past.positions >= begin
     return missing.any(0).nonzero()[:, 0].tolist()
+
+
+# Positions counted anew among the tokens that a cache has kept.
+
+
+class Ranks(NamedTuple):
+    """Positions for an encoding: int64, of the shapes of the tokens' positions."""
+
+    query: Tensor
+    key: Tensor
+
+
+def recount(q_tokens: Tokens, k_tokens: Tokens) -> Ranks:
+    """Token at position p gets the number of kept keys before p; nobody stays nobody.
+
+    A query stands among the keys of its own step, so one attention call with these positions
+    equals attention over the kept tokens at positions 0 … m - 1. Deeper layers still differ from
+    such a run, since what they kept has seen tokens that are gone. Xiao et al. 2023.
+    """
+    present = k_tokens.positions != NOBODY
+    ordered = torch.where(present, k_tokens.positions, torch.iinfo(torch.int64).max).sort(-1).values
+    return Ranks(_rank(q_tokens.positions, ordered), _rank(k_tokens.positions, ordered))
+
+
+def _rank(positions: Tensor, ordered: Tensor) -> Tensor:
+    if ordered.dim() == 2:
+        positions = positions.expand(ordered.shape[0], -1)
+    elif positions.dim() == 2:
+        ordered = ordered.expand(positions.shape[0], -1)
+    rank = torch.searchsorted(ordered.contiguous(), positions.contiguous())
+    return torch.where(positions == NOBODY, NOBODY, rank)

@@ -10,7 +10,7 @@ from eyeline.caches.evicting import Evicting
 from eyeline.caches.growing import Growing
 from eyeline.errors import NotSupported
 from eyeline.patterns import EMPTY, Bounds, Pattern
-from eyeline.patterns.bounds import UNBOUNDED
+from eyeline.patterns.base import UNBOUNDED
 from eyeline.tokens import Tokens
 
 # Eviction is sought among texts of this length; a wider window never evicts before it.

@@ -15,8 +15,8 @@ from eyeline.checkpoints.base import (
     TokenizerSpec,
     refuse_pickle,
 )
+from eyeline.checkpoints.folder import open_folder
 from eyeline.checkpoints.gguf import is_gguf, open_gguf
-from eyeline.checkpoints.safetensors import open_folder
 from eyeline.errors import CheckpointError
 
 __all__ = [

@@ -48,7 +48,7 @@ def _fetched(name: str) -> Path:
 
 def _row(known: Known, *, default: str | None) -> dict[str, object]:
     from eyeline.checkpoints.fetch import cached
-    from eyeline.checkpoints.hub import local_snapshot
+    from eyeline.checkpoints.resolve import local_snapshot
 
     path = local_snapshot(known.repository) or cached(known.package)
     return {

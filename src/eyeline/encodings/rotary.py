@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.encodings.checks import check_number
+from eyeline.checks import check_number
 from eyeline.encodings.rotary_scaling import Scaling
 from eyeline.errors import InvalidArgument
 

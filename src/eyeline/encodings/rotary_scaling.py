@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from eyeline.encodings.checks import check_number, check_size
+from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.errors import NotSupported
 from eyeline.functional.attention import attention, attention_with_lse
 from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call

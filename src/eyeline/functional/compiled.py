@@ -18,7 +18,7 @@ from eyeline.functional.packed import CURVES, Packed, packed_pattern
 from eyeline.kernels import KERNELS, flex, sdpa, tiles
 from eyeline.patterns import Causal, Full
 from eyeline.scores import Softcap, Step
-from eyeline.scores.tabulate import tabulate
+from eyeline.scores.columns import tabulate
 from eyeline.tokens import LARGEST, NOBODY
 
 # A curve that tells no more distances apart is laid out whole, whatever the lengths are.

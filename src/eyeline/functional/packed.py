@@ -16,7 +16,7 @@ from eyeline.functional.words import check_words, read
 from eyeline.patterns import Blocks, Explicit, Pattern
 from eyeline.patterns.parser import MAX_CHARACTERS
 from eyeline.scores import Bias, Factor, Product, Values
-from eyeline.scores.transformer_xl import ScaledBias
+from eyeline.scores.relative import ScaledBias
 
 CURVES: dict[str, type[Bias | ScaledBias | Product | Values | Factor]] = {
     "bias": Bias,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eyeline.encodings.checks import check_number, check_size
+from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.checks import Call, PatternLike, check_call
 from eyeline.functional.eager import eager

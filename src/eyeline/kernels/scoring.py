@@ -16,8 +16,7 @@ from eyeline.kernels.steps import Pairing, Steps
 from eyeline.planning.orders import Order
 from eyeline.scores import Bias, Block, Marks
 from eyeline.scores import Step as Step
-from eyeline.scores.columns import ColumnsOf
-from eyeline.scores.tabulate import tabulate
+from eyeline.scores.columns import ColumnsOf, tabulate
 from eyeline.tokens import NOBODY, Tokens
 
 # A table may have this many entries for each slot of the queries and keys, and so many besides.

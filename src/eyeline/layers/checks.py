@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.functional.equal import equal
 from eyeline.patterns import Pattern

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.functional.additive import additive_attention, additive_attention_weights
 from eyeline.functional.checks import PatternLike, as_pattern, probability

@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.functional.checks import PatternLike, check_call, probability
 from eyeline.functional.clustered import (
     Clusters,

@@ -8,7 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional import attention, attention_with_lse
 from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.mechanisms.exact import Exact
 from eyeline.mechanisms.merging import all_weights, beyond, looked, without_nobody

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from eyeline.encodings.checks import check_number, check_size
+from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
 from eyeline.functional.checks import (
     Call,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache, Layout, State
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.checks import PatternLike, as_pattern, check_call
 from eyeline.functional.in_order import in_order

@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.functional.checks import PatternLike
 from eyeline.functional.topk import topk_route
 from eyeline.mechanisms.picking import Picking

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.caches import Cache
-from eyeline.encodings.checks import check_below
+from eyeline.checks import check_below
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.cached import cache_of, following
 from eyeline.layers.checks import check_sizes, check_tokens

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from eyeline.checks import check_below, check_number
 from eyeline.encodings import Learned
-from eyeline.encodings.checks import check_below, check_number
 from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
 from eyeline.functional.checks import probability
 from eyeline.layers import Block, FeedForward, MultiHeadAttention

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.caches import Cache
-from eyeline.encodings.checks import check_number
+from eyeline.checks import check_number
 from eyeline.functional.checks import probability
 from eyeline.layers import FeedForward, LayerCache, by_rows
 from eyeline.layers.cached import attend

@@ -303,7 +303,7 @@ class Llama(LanguageModel):
 
     encodings: "absolute" rotates keys at their positions. "recounted" stores them unrotated and
     counts positions among the tokens that the cache has kept, so that writing can go on past the
-    trained length; what it promises is in ``eyeline.caches.recount``.
+    trained length; what it promises is in ``eyeline.caches.evicting``.
 
     Raises InvalidArgument if the number of patterns or mechanisms is not the number of layers,
     and NotSupported for recounted encodings with a mechanism that keeps no keys.

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from eyeline.byte_tokenizer import ByteTokenizer
-from eyeline.checkpoints.base import TokenizerFile, TokenizerSpec
-from eyeline.checkpoints.safetensors import SafeTensors
-from eyeline.checkpoints.small_file import read_object
+from eyeline.checkpoints.base import TokenizerFile, TokenizerSpec, read_object
+from eyeline.checkpoints.folder import SafeTensors
 from eyeline.errors import CheckpointError
 from eyeline.models.base import Model
 from eyeline.models.description import FILE, WEIGHTS, sketch
 from eyeline.models.weights import fill, own_names
-from eyeline.tokenizer import Tokenizer
+from eyeline.tokenizer import ByteTokenizer, Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 BYTES = "bytes"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyeline.checkpoints.base import damaged, shown
-from eyeline.checkpoints.small_file import read_list, read_object
+from eyeline.checkpoints.base import damaged, read_list, read_object, shown
 from eyeline.errors import NotSupported
 from eyeline.models.bert import BertConfig
 from eyeline.models.gpt2 import GPT2Config

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.caches import Cache
+from eyeline.checks import check_number, check_size
 from eyeline.encodings import Sinusoidal
-from eyeline.encodings.checks import check_number, check_size
 from eyeline.functional.checks import probability
 from eyeline.layers import (
     Block,

@@ -3,26 +3,25 @@
 from eyeline.patterns.algebra import And as And
 from eyeline.patterns.algebra import Not as Not
 from eyeline.patterns.algebra import Or as Or
+from eyeline.patterns.base import EMPTY as EMPTY
+from eyeline.patterns.base import FULL as FULL
+from eyeline.patterns.base import PARTIAL as PARTIAL
+from eyeline.patterns.base import Bounds as Bounds
 from eyeline.patterns.base import Pattern as Pattern
 from eyeline.patterns.base import View as View
 from eyeline.patterns.blocks import Blocks as Blocks
-from eyeline.patterns.bounds import EMPTY as EMPTY
-from eyeline.patterns.bounds import FULL as FULL
-from eyeline.patterns.bounds import PARTIAL as PARTIAL
-from eyeline.patterns.bounds import Bounds as Bounds
-from eyeline.patterns.causal import Causal as Causal
-from eyeline.patterns.chunks import Chunks as Chunks
-from eyeline.patterns.dilated import Dilated as Dilated
-from eyeline.patterns.documents import SameDocument as SameDocument
-from eyeline.patterns.explicit import Explicit as Explicit
-from eyeline.patterns.fixed_columns import FixedColumns as FixedColumns
-from eyeline.patterns.full import Full as Full
+from eyeline.patterns.bound import Explicit as Explicit
+from eyeline.patterns.bound import Predicate as Predicate
 from eyeline.patterns.global_tokens import Global as Global
-from eyeline.patterns.grid import Grid as Grid
+from eyeline.patterns.global_tokens import Sinks as Sinks
+from eyeline.patterns.local import Causal as Causal
+from eyeline.patterns.local import Chunks as Chunks
+from eyeline.patterns.local import Full as Full
+from eyeline.patterns.local import SameDocument as SameDocument
+from eyeline.patterns.local import Window as Window
 from eyeline.patterns.parser import Parser as _Parser
 from eyeline.patterns.parser import Vocabulary as _Vocabulary
 from eyeline.patterns.per_head import PerHead as PerHead
-from eyeline.patterns.predicate import Predicate as Predicate
 from eyeline.patterns.random_blocks import Random as Random
 from eyeline.patterns.ready import bigbird as bigbird
 from eyeline.patterns.ready import longformer as longformer
@@ -30,9 +29,10 @@ from eyeline.patterns.ready import prefix_lm as prefix_lm
 from eyeline.patterns.ready import sliding_window as sliding_window
 from eyeline.patterns.ready import sparse_transformer as sparse_transformer
 from eyeline.patterns.ready import streaming as streaming
-from eyeline.patterns.sinks import Sinks as Sinks
-from eyeline.patterns.strided import Strided as Strided
-from eyeline.patterns.window import Window as Window
+from eyeline.patterns.sparse import Dilated as Dilated
+from eyeline.patterns.sparse import FixedColumns as FixedColumns
+from eyeline.patterns.sparse import Grid as Grid
+from eyeline.patterns.sparse import Strided as Strided
 
 ATOMS: tuple[type[Pattern], ...] = (
     Full, Causal, Window, Sinks, SameDocument, Chunks, Strided, Dilated, FixedColumns, Global,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from eyeline.patterns.algebra import And, Compound, Not
 from eyeline.patterns.base import Pattern
-from eyeline.patterns.causal import Causal
-from eyeline.patterns.window import Window
+from eyeline.patterns.local import Causal, Window
 
 
 def reads_in_steps(pattern: Pattern) -> str | None:

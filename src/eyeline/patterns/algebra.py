@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns.base import MaskMod, Pattern
-from eyeline.patterns.bounds import FULL, PARTIAL, UNKNOWN, Bounds
+from eyeline.patterns.base import FULL, PARTIAL, UNKNOWN, Bounds, MaskMod, Pattern
 from eyeline.tokens import Points
 
 

@@ -1,4 +1,4 @@
-"""Pattern: the rule that says who may look at whom. Everything else is derived from it."""
+"""From two yes-or-no questions about ranges to one verdict."""
 
 from __future__ import annotations
 
@@ -12,11 +12,53 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns.bounds import EMPTY, PARTIAL, UNBOUNDED, Bounds
-from eyeline.tokens import NOBODY, Points, Tokens
+from eyeline.tokens import LARGEST, NOBODY, Points, Tokens
 
 if TYPE_CHECKING:
     from eyeline.patterns.algebra import And, Not, Or
+
+
+def from_tests(*, full: Tensor, some: Tensor) -> Tensor:
+    """FULL where ``full``, EMPTY where not ``some``, PARTIAL elsewhere.
+
+    full: every pair within the bounds is allowed. some: a pair within the bounds may be allowed.
+    Where both hold the answer is FULL = 2, so the two tests simply add up.
+    """
+    return full.to(torch.uint8) + some.to(torch.uint8)
+
+
+# Ranges of tokens, and the three answers a pattern gives about a pair of ranges.
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+
+# Bounds of tokens that nothing is known of: every real position and document lies below.
+UNBOUNDED = LARGEST
+
+
+# A signature column with this value says: nothing is known of this tile's mask.
+UNKNOWN = -(1 << 60)
+
+
+class Bounds(NamedTuple):
+    """The least and greatest position and document in each of some ranges of tokens.
+
+    All are int64 and broadcast against the bounds of the other side. A verdict about bounds holds
+    for every token that can lie within them.
+
+    modulus, residue_min, residue_max: position % modulus lies between the two. Known where tokens
+    were ordered by it, for patterns with a stride; else None, with modulus 1.
+    """
+
+    min: Tensor
+    max: Tensor
+    document_min: Tensor
+    document_max: Tensor
+    residue_min: Tensor | None = None
+    residue_max: Tensor | None = None
+    modulus: int = 1
+
+
+# Pattern: the rule that says who may look at whom. Everything else is derived from it.
 
 MaskMod = Callable[[Any, Any, Tensor, Tensor], Tensor]
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns.algebra import Compound
-from eyeline.patterns.base import MaskMod, Pattern
-from eyeline.patterns.bounds import PARTIAL, Bounds
+from eyeline.patterns.base import PARTIAL, Bounds, MaskMod, Pattern
 from eyeline.tokens import Points
 
 

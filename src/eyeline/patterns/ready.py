@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eyeline.checks import check_whole
 from eyeline.errors import InvalidArgument
 from eyeline.patterns.base import Pattern
-from eyeline.patterns.causal import Causal
-from eyeline.patterns.chunks import Chunks
-from eyeline.patterns.fixed_columns import FixedColumns
-from eyeline.patterns.global_tokens import Global
-from eyeline.patterns.numbers import check_whole
+from eyeline.patterns.global_tokens import Global, Sinks
+from eyeline.patterns.local import Causal, Chunks, Window
 from eyeline.patterns.random_blocks import Random
-from eyeline.patterns.sinks import Sinks
-from eyeline.patterns.strided import Strided
-from eyeline.patterns.window import Window
+from eyeline.patterns.sparse import FixedColumns, Strided
 
 
 def sliding_window(size: int) -> Pattern:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eyeline.patterns import Pattern
-from eyeline.patterns.bounds import UNBOUNDED, UNKNOWN
+from eyeline.patterns.base import UNBOUNDED, UNKNOWN
 from eyeline.planning.refine import Tiling
 from eyeline.tokens import NOBODY, Points, Tokens
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eyeline.patterns import Bounds
-from eyeline.patterns.bounds import UNBOUNDED
+from eyeline.patterns.base import UNBOUNDED
 from eyeline.tokens import NOBODY, Tokens
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eyeline.patterns import FULL, PARTIAL, Bounds, Pattern
-from eyeline.patterns.bounds import UNKNOWN
+from eyeline.patterns.base import UNKNOWN
 from eyeline.tokens import NOBODY, Tokens
 
 _HEIGHT, _WIDTH = 8, 1024

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from eyeline.patterns.hashing import absorb, seeded
+from eyeline.hashing import absorb, seeded
 
 # Working memory of one piece of products, in bytes.
 _BUDGET = 4 << 20

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eyeline.encodings.checks import check_size
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.routing.hashing import Factors, columns_of, factors, factors_about, hashed
 from eyeline.routing.line import Line, in_line

@@ -1,23 +1,132 @@
-"""What is done to the score of a pair, or to its weight: the contract.
-
-A *score modifier* is what users name: ``ALiBi(8)``, ``Softcap(30.0)``, a trained ``T5Bias``. It
-consists of *steps*. A step is one change of the scores (Bias, Product, Softcap), of the weights
-(Factor, Dropout) or of the output (Values). Each says the same thing twice: ``define`` on all
-pairs, in operations that torch can differentiate in every way, for the reference; ``forward`` and
-``backward`` on one block of pairs, with its own derivative, for kernels whose memory is linear.
-"""
+"""What is done to the score of a pair, or to its weight: the contract, and what steps see."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from eyeline.scores.block import Block, Table
-from eyeline.scores.pairs import Pairs
+from eyeline.scores.columns import Columns, ColumnsOf, tabulate
+from eyeline.tokens import Tokens
+
+# All pairs of a call, as the definitions of steps see them.
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Every pair of a query and a key: query (B, H, L, E), and who stands in which slot."""
+
+    query: Tensor
+    scale: float
+    q_tokens: Tokens
+    k_tokens: Tokens
+
+    @cached_property
+    def _distances(self) -> tuple[Tensor, Tensor]:
+        """The distances that occur, (U,), and for each pair which it is, (B or 1, L, S)."""
+        q, k = self.q_tokens.positions, self.k_tokens.positions
+        distance = (k.unsqueeze(-2) - q.unsqueeze(-1)).to(self.query.device)
+        found, which = distance.unique(return_inverse=True)
+        return found, which if which.dim() == 3 else which[None]
+
+    def look_up(self, curve: Callable[[Tensor], Tensor]) -> Tensor:
+        """A curve's table (G, U) read by the pairs: (B or 1, G, L, S)."""
+        distances, which = self._distances
+        return self._table(curve, distances, ())[:, which].transpose(0, 1)
+
+    def table(
+        self, curve: Callable[[Tensor], Tensor], width: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A curve's table of vectors (G, U, E), and the entry of each pair, (B or 1, 1, L, S)."""
+        distances, which = self._distances
+        vector = None if width is None else (width,)
+        return self._table(curve, distances, vector), which[:, None]
+
+    def _table(
+        self, curve: Callable[[Tensor], Tensor], distances: Tensor, vector: tuple[int, ...] | None
+    ) -> Tensor:
+        wide = torch.promote_types(self.query.dtype, torch.float32)
+        return tabulate(curve, distances, self.query.shape[1], wide, vector)
+
+
+# One block of pairs, as kernels show it to the steps; and the tables that the steps read there.
+
+
+class Table(NamedTuple):
+    """What stands for the distances first, first + 1, …: values (G, D) or (G, D, E).
+
+    grad: of the same shape, to be added to; None where nobody asks for it.
+    """
+
+    values: Tensor
+    first: int
+    grad: Tensor | None = None
+
+    def of_heads(self, heads: slice) -> Table:
+        """The table of some heads."""
+        if self.values.shape[0] == 1:
+            return self
+        grad = None if self.grad is None else self.grad[heads]
+        return Table(self.values[heads], self.first, grad)
+
+
+class Marks(NamedTuple):
+    """Who stands in some slots: their positions, and their numbers in the sequence, (N, R)."""
+
+    position: Tensor
+    slot: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Block:
+    """N blocks of R queries and C keys. query: (N, H, R, E), float32 or float64.
+
+    heads: the number of the first of the H query heads; row: the batch row. grad_query: what
+    steps add to the gradient of the queries. known: the columns of blocks like this one.
+    """
+
+    query: Tensor
+    scale: float
+    q: Marks
+    k: Marks
+    row: int
+    heads: int
+    known: ColumnsOf
+    grad_query: list[Tensor] = field(default_factory=list)
+
+    def columns(self, table: Table) -> Columns:
+        """How its pairs read the table."""
+        return self.known(self.q.position, self.k.position, table.first, table.values.shape[1])
+
+    def entries(self, table: Table) -> Tensor:
+        """What stands in the block's columns: (M, G, U) or (M, G, U, E)."""
+        index = self.columns(table).index.to(table.values.device)
+        return table.values[:, index].transpose(0, 1)
+
+    def collect(self, table: Table, found: Tensor) -> None:
+        """Add the gradient of ``entries``, (M, H or G, U, …), to that of the table."""
+        assert table.grad is not None
+        index = self.columns(table).index.to(found.device).flatten()
+        if table.grad.shape[0] == 1:
+            found = found.sum(1, keepdim=True)
+        found = found.transpose(0, 1).flatten(1, 2)
+        table.grad.index_add_(1, index, found.to(table.grad.dtype))
+
+
+# What is done to the score of a pair, or to its weight: the contract.
+#
+# A *score modifier* is what users name: ``ALiBi(8)``, ``Softcap(30.0)``, a trained ``T5Bias``. It
+# consists of *steps*. A step is one change of the scores (Bias, Product, Softcap), of the weights
+# (Factor, Dropout) or of the output (Values). Each says the same thing twice: ``define`` on all
+# pairs, in operations that torch can differentiate in every way, for the reference; ``forward`` and
+# ``backward`` on one block of pairs, with its own derivative, for kernels whose memory is linear.
 
 Curve = Callable[[Tensor], Tensor]
 """Distances, int64 (D,), to what stands in a table for each of them: (G, D) or (G, D, E).

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.models.base import LanguageModel
+from eyeline.tokenizer import ByteTokenizer
 from eyeline.training.processes import Processes
 from eyeline.training.task import Batch, Task
 from eyeline.training.texts import Texts

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.hashing import mixed
 from eyeline.mechanisms.recipes import Recipe, recipe
 from eyeline.models.base import LanguageModel
 from eyeline.models.bert import BertClassifier, BertConfig, BertMasked
@@ -26,7 +27,6 @@ from eyeline.training.pairs import SequencePairs
 from eyeline.training.presets import FAMILIES
 from eyeline.training.rows import split_rows
 from eyeline.training.run import Run, Shape
-from eyeline.training.seeds import mixed
 from eyeline.training.tables import Row, read_folders, read_table
 from eyeline.training.task import Task
 from eyeline.training.texts import Texts, read_texts

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.hashing import generator
 from eyeline.models.bert import NOT_ASKED, BertMasked
 from eyeline.training.processes import Processes
-from eyeline.training.seeds import generator
 from eyeline.training.task import Batch, Task
 from eyeline.training.texts import Texts
 from eyeline.training.windows import Windows, half_windows

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
+from eyeline.hashing import generator, mixed
 from eyeline.tokens import Tokens
-from eyeline.training.seeds import generator, mixed
 from eyeline.training.tables import Row
 
 

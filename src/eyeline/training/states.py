@@ -20,9 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from eyeline.checkpoints.base import damaged, optional
-from eyeline.checkpoints.safetensors import SafeTensors
-from eyeline.checkpoints.small_file import read_object
+from eyeline.checkpoints.base import damaged, optional, read_object
+from eyeline.checkpoints.folder import SafeTensors
 from eyeline.errors import CheckpointError, EyelineError
 from eyeline.saving import write_whole
 from eyeline.training.optimizer import moments, restore

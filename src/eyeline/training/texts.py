@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.training.seeds import generator
+from eyeline.hashing import generator
 from eyeline.training.words import TextTokenizer, ids_of
 
 _STRETCHES = 100

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from eyeline.errors import EyelineError
+from eyeline.hashing import mixed
 from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
 from eyeline.training.optimizer import adamw
 from eyeline.training.processes import ALONE, Processes
 from eyeline.training.run import Course
 from eyeline.training.schedule import rate_at
-from eyeline.training.seeds import mixed
 from eyeline.training.task import Batch, Task
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.training.seeds import generator
+from eyeline.hashing import generator
 from eyeline.training.texts import Stretch
 
 

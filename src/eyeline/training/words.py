@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eyeline.byte_tokenizer import ByteTokenizer
 from eyeline.checkpoints.base import TokenizerFile, TokenizerSpec
-from eyeline.checkpoints.folder_tokenizer import tokenizer_spec
+from eyeline.checkpoints.folder import tokenizer_spec
 from eyeline.errors import InvalidArgument
-from eyeline.tokenizer import Tokenizer
+from eyeline.tokenizer import ByteTokenizer, Tokenizer
 
 TextTokenizer = Tokenizer | ByteTokenizer
 

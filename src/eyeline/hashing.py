@@ -1,13 +1,16 @@
-"""Numbers that look random but depend on nothing except what they are asked for.
-
-A counter-based generator: a number is a hash of its place, so it does not matter in which order
-numbers are drawn, on which device, or how many were drawn before.
-"""
+"""Numbers that look random but depend on nothing except what they are asked for."""
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
+
+# Numbers that look random but depend on nothing except what they are asked for.
+#
+# A counter-based generator: a number is a hash of its place, so it does not matter in which order
+# numbers are drawn, on which device, or how many were drawn before.
 
 # splitmix64: the golden-ratio step and the two multipliers of its mixing, as signed integers.
 _STEP, _FIRST, _SECOND = (
@@ -60,3 +63,20 @@ def sample(state: Tensor, count: int, population: int) -> list[Tensor]:
 def _shifted(x: Tensor, by: int) -> Tensor:
     """x >> by without the sign."""
     return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+# Chance as a function: the same numbers from the same seed and place, in whatever order asked.
+#
+# Nothing that is drawn depends on what was drawn before, so a run that goes on from its step 1,000
+# draws what an unbroken run draws there, and no generator's state has to be kept.
+
+
+def mixed(seed: int, *place: int | str) -> int:
+    """A number from 0 to 2^63 - 1 that depends on the seed and on every part of the place."""
+    text = "/".join(str(part) for part in (seed, *place))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *place: int | str) -> torch.Generator:
+    """torch's generator, seeded for a place."""
+    return torch.Generator().manual_seed(mixed(seed, *place))

@@ -1,4 +1,4 @@
-"""What encodings are asked for, checked where that needs no wait for a GPU."""
+"""Sizes, numbers and probabilities that are asked for, checked in one place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
+from eyeline.tokens import LARGEST
+
+# What encodings are asked for, checked where that needs no wait for a GPU.
 
 
 def check_size(name: str, value: object, *, even: bool = False) -> None:
@@ -46,3 +49,28 @@ def check_below(name: str, values: Tensor, limit: int, *, least: int, remedy: st
     if lowest < least or highest >= limit:
         wrong = lowest if lowest < least else highest
         raise InvalidArgument(f"{name} {wrong}: they go from {least} to {limit - 1}; {remedy}")
+
+
+# The numbers that patterns take.
+
+
+def check_whole(name: str, value: object, *, least: int) -> None:
+    """Raise InvalidArgument unless ``least`` <= value < 2^60 is a whole number."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= int(value) < LARGEST:  # type: ignore[call-overload]
+        raise InvalidArgument(f"{name}={value!r}: a whole number from {least} to 2^60 - 1")
+
+
+# Whether a score modifier was made for the heads and widths that it meets.
+
+
+def check_heads(name: str, made: int, found: int) -> None:
+    """Raise InvalidArgument unless it was made for as many query heads as there are."""
+    if made != found:
+        raise InvalidArgument(f"{name} was made for {made} heads, the query has {found}")
+
+
+def check_width(name: str, made: int, found: int) -> None:
+    """Raise InvalidArgument unless its vectors are as wide as what they meet. name: which ones."""
+    if made != found:
+        raise InvalidArgument(f"{name} vectors are {made} wide, a head's are {found}")
