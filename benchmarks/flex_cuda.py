@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from eyeline import Pattern, Tokens, attention, parse
-from eyeline.planning.blocks import block_mask
+from eyeline.planning.flex_blocks import block_mask
 
 from .harness import Ratio, Times, alternate, ratio, say
 from .report import Report

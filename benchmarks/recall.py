@@ -17,7 +17,7 @@ from eyeline.mechanisms.sinkhorn import Sinkhorn
 from eyeline.mechanisms.threshold import Threshold
 from eyeline.mechanisms.topk import TopK
 from eyeline.planning import Countable
-from eyeline.planning.work import Asked
+from eyeline.planning.cost import Asked
 
 from .associations import HEADS, WIDTH, Course, Stage, accuracy, trained
 from .report import Figure, Report

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eyeline import Tokens, parse
 from eyeline.cli.plan_figure import draw_gallery
-from eyeline.planning.picture import Picture, picture
+from eyeline.planning.pictures import Picture, picture
 
 LENGTH = 64
 PACKED = Tokens.packed([19, 7, 23, 15])

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from compile.traced import Counted, assert_same, deterministic, tensors
 from eyeline import Causal, Explicit, Pattern, Tokens, attention, sliding_window, streaming
 from eyeline.errors import NotSupported
-from eyeline.functional.operator import attention_operator, backward_operator
+from eyeline.exact.operator import attention_operator, backward_operator
 from eyeline.mechanisms import Exact
 from eyeline.scores import T5Bias, TransformerXL
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from compile.traced import Counted, assert_same, tensors
 from eyeline import Blocks, Causal, Global, Pattern, Predicate, Tokens, attention, sliding_window
 from eyeline.errors import NotSupported
-from eyeline.functional.words import read
+from eyeline.exact.packed import read
 from eyeline.scores import Block, ScoreMod, ScoreStep, Step, Table
 from eyeline.tokens import Points
 

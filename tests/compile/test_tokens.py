@@ -9,7 +9,7 @@ from torch import Tensor
 from compile.traced import Counted, assert_same, tensors
 from eyeline import Causal, SameDocument, Tokens, attention, sliding_window, streaming
 from eyeline.errors import InvalidArgument
-from eyeline.functional.recent import recent_tokens
+from eyeline.exact.operator import recent_tokens
 
 PADDED = Tokens.padded([11, 19])
 

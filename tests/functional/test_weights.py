@@ -23,9 +23,9 @@ from eyeline import (
     streaming,
 )  # fmt: skip
 from eyeline.errors import NotSupported
-from eyeline.functional.weights import column_sums, sparse_attention_weights
+from eyeline.exact.weights import column_sums, sparse_attention_weights
 from eyeline.kernels import reference
-from eyeline.kernels.masks import mask_of
+from eyeline.kernels.request import mask_of
 from eyeline.scores import Bias, Factor, Product, ScoreMod, Softcap, Step, Values
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.watch import largest_tensor

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.kernels.bags import bags
+from eyeline.kernels.route import bags
 from eyeline.tokens import NOBODY
 
 LENGTH, LANES = 13, 5

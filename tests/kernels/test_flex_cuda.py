@@ -26,7 +26,7 @@ from eyeline.patterns import (
     sliding_window,
     streaming,
 )  # fmt: skip
-from eyeline.planning.blocks import block_mask
+from eyeline.planning.flex_blocks import block_mask
 from eyeline.testing.kernel import parity_of
 from eyeline.testing.parity import with_dtype
 from eyeline.tokens import Tokens, default_tokens

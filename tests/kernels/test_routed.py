@@ -11,7 +11,7 @@ from torch import Tensor
 from eyeline import Causal, Full, Pattern, PerHead, SameDocument, Tokens, Window
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.routed import coverage, routed_attention, routed_attention_with_lse
-from eyeline.kernels.route_heads import Routed
+from eyeline.kernels.route_pieces import Routed
 from eyeline.kernels.routed import run
 from eyeline.routing import Route
 from eyeline.tokens import NOBODY, default_tokens
@@ -94,7 +94,7 @@ def test_heads_alone_and_together(
     above = torch.randn(B, H, L, E, dtype=torch.float64)
     due = torch.autograd.grad(expected[0], given, above)
     for places, count in ((1, H), (1 << 30, together[pattern == PER_HEAD])):
-        monkeypatch.setattr("eyeline.kernels.route_heads._PLACES", places)
+        monkeypatch.setattr("eyeline.kernels.route_pieces._PLACES", places)
         work = Routed(route, pattern, *tokens(), E**-0.5, H // key_heads)
         assert len(work.heads) == B * count
         out, lse = run(work, *given)

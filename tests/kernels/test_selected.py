@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window
 from eyeline.kernels import selected
-from eyeline.kernels.route_heads import Routed
+from eyeline.kernels.route_pieces import Routed
 from eyeline.routing import Route
 from eyeline.scores import Dropout
 from eyeline.testing.watch import largest_tensor
@@ -59,7 +59,7 @@ def test_equals_the_matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if marked:  # and in pieces
-        monkeypatch.setattr("eyeline.kernels.route_heads._BUDGET", 3000)
+        monkeypatch.setattr("eyeline.kernels.route_pieces._BUDGET", 3000)
     route = drawn_route(columns, marked=marked)
     work, given = work_of(route, pattern), inputs(width)
     assert selected.serves(work)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from eyeline import Causal, Full, Pattern, PerHead, attention, bigbird, sliding_window
-from eyeline.functional.checks import make_request
-from eyeline.kernels import sheets
+from eyeline.exact.call import make_request
+from eyeline.kernels import tiles
 from eyeline.kernels.request import Request
 
 PATTERNS = [sliding_window(37), PerHead([Causal(), Full()] * 3), bigbird(16, 2, 1)]
@@ -29,9 +29,9 @@ def request(pattern: Pattern) -> Request:
 def test_every_head_is_in_one_strip(
     pattern: Pattern, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sheets, "_SUMS", size)
+    monkeypatch.setattr(tiles, "_SUMS", size)
     written = torch.zeros(2, 6), torch.zeros(2, 3)
-    for strip in sheets.strips(request(pattern)):
+    for strip in tiles.strips(request(pattern)):
         written[0][strip.row, strip.heads] += 1
         written[1][strip.row, strip.key_heads] += 1
         inside = torch.zeros(6)
@@ -45,12 +45,12 @@ def test_every_head_is_in_one_strip(
 
 
 def test_half_types_are_cut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sheets, "_SUMS", 1)
+    monkeypatch.setattr(tiles, "_SUMS", 1)
     half = request(sliding_window(37))
-    assert len(list(sheets.strips(half))) == 6  # two rows of three key heads
+    assert len(list(tiles.strips(half))) == 6  # two rows of three key heads
     q, k, v = (x.float() for x in tensors())
     whole = make_request(q, k, v, Causal(), scale=None, q_tokens=None, k_tokens=None)
-    assert len(list(sheets.strips(whole))) == 2
+    assert len(list(tiles.strips(whole))) == 2
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -59,7 +59,7 @@ def test_it_does_not_matter_how_few_heads_at_a_time(
 ) -> None:
     inputs, found = tensors(), []
     for size in (1, 1 << 30):
-        monkeypatch.setattr(sheets, "_SUMS", size)
+        monkeypatch.setattr(tiles, "_SUMS", size)
         out = attention(*inputs, pattern, backend="tiles")
         found.append((out, *torch.autograd.grad(out.float().square().sum(), inputs)))
     for few, all_at_once in zip(*found, strict=True):

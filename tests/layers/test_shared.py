@@ -23,7 +23,7 @@ from eyeline.mechanisms.lsh import LSH
 from eyeline.models import Bert, BertConfig
 from eyeline.models.base import Part
 from eyeline.models.weights import fill, own_names
-from eyeline.planning.work import Asked
+from eyeline.planning.cost import Asked
 from eyeline.saving import save
 from layers.dense import drawn, heads_of, random
 

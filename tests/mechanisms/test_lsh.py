@@ -14,7 +14,7 @@ from eyeline.functional.unit import unit
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.lsh import LSH
 from eyeline.patterns import Sinks
-from eyeline.planning.work import Asked
+from eyeline.planning.cost import Asked
 from eyeline.testing import Claims, check_mechanism
 from eyeline.testing.watch import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens

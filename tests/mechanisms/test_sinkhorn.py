@@ -16,7 +16,7 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional.sinkhorn import sinkhorn_attention
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.sinkhorn import Sinkhorn
-from eyeline.planning.work import Asked
+from eyeline.planning.cost import Asked
 from eyeline.testing.watch import largest_tensor
 from layers.dense import drawn, random
 from sinkhorn_oracle import attended, blocks_of, means

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.kernels import execute, flash, plain, tiles
+from eyeline.kernels import execute, flash, product, tiles
 from eyeline.kernels.request import Request
 from eyeline.patterns import (
     Bounds,
@@ -30,9 +30,8 @@ from eyeline.patterns import (
 )  # fmt: skip
 from eyeline.patterns.base import from_tests
 from eyeline.planning import Gathered, Run, Slab, plan
-from eyeline.planning.parts import Reordered
+from eyeline.planning.parts import Plan, Reordered
 from eyeline.planning.planner import planned
-from eyeline.planning.plans import Plan
 from eyeline.testing import check_kernel, check_pattern
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.kernel import PROPERTIES
@@ -165,9 +164,9 @@ def delta_is_a_hundredth_short(patch: Patch) -> Callable[[], None]:
 
 
 def plain_delta_is_a_hundredth_short(patch: Patch) -> Callable[[], None]:
-    right = plain.backward
+    right = product.backward
     patch.setattr(
-        plain, "backward",
+        product, "backward",
         lambda grad, lse, q, k, v, out, *rest: right(grad, lse, q, k, v, out * 0.99, *rest),
     )  # fmt: skip
     patch.setattr(flash, "serves", lambda query, value: False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.kernels import execute, reorder
+from eyeline.kernels import execute, pieces
 from eyeline.patterns import (
     Bounds,
     Causal,
@@ -20,10 +20,10 @@ from eyeline.patterns import (
     Window,
 )  # fmt: skip
 from eyeline.patterns.base import from_tests
-from eyeline.planning import orders, palette, peeling, plans, rectangles
+from eyeline.planning import layout, orders, palette, parts, peeling
 from eyeline.planning.orders import Order
 from eyeline.planning.planner import planned
-from eyeline.planning.pyramid import pyramid
+from eyeline.planning.refine import pyramid
 from eyeline.testing import check_pattern
 
 Patch = pytest.MonkeyPatch
@@ -34,8 +34,8 @@ LISTED = Window(3, 3) | Global([5, 40, 66])
 @pytest.fixture(autouse=True)
 def orders_cost_nothing(monkeypatch: Patch) -> Iterator[None]:
     """Short sequences are taken apart too; what a mutant made is forgotten."""
-    monkeypatch.setattr(plans, "_CALL", 0)
-    monkeypatch.setattr(plans, "_PLACE", 0)
+    monkeypatch.setattr(parts, "_CALL", 0)
+    monkeypatch.setattr(parts, "_PLACE", 0)
     _forget()
     yield
     _forget()
@@ -93,7 +93,7 @@ def results_are_put_back_in_the_wrong_order(patch: Patch) -> Callable[[], None]:
             return x
         return x[:, : len(order.places)]
 
-    patch.setattr(reorder, "place", place)
+    patch.setattr(pieces, "place", place)
     return suite(SPARSE)
 
 
@@ -117,13 +117,13 @@ def spacing_is_ignored(patch: Patch) -> Callable[[], None]:
 
 
 def gaps_between_solid_pieces_are_filled(patch: Patch) -> Callable[[], None]:
-    right = rectangles._trimmed
+    right = layout._trimmed
 
     def trimmed(*given: Any) -> Any:
         found = right(*given)
         return type(found)(**{**vars(found), "masked": torch.zeros_like(found.masked)})
 
-    patch.setattr(rectangles, "_trimmed", trimmed)
+    patch.setattr(layout, "_trimmed", trimmed)
     return suite(Window(5, 5) | Window(30, None))
 
 

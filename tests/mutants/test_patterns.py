@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eyeline.functional import attention
-from eyeline.kernels import masks
+from eyeline.kernels import request
 from eyeline.patterns import (
     Blocks,
     Bounds,
@@ -44,8 +44,8 @@ DRAWN = Random(2, 7, head=0, length=131)
 def forget() -> None:
     """Plans, masks and draws are remembered; a mutant must not leave its own behind."""
     planned.cache_clear()
-    masks._dense.cache_clear()
-    masks._visible.cache_clear()
+    request._dense.cache_clear()
+    request._visible.cache_clear()
     drawing._counts.cache_clear()
 
 

@@ -16,14 +16,12 @@ from eyeline import Causal, Full
 from eyeline.caches import Marked
 from eyeline.functional import kmeans as kmeans_function
 from eyeline.functional import lsh as lsh_function
-from eyeline.kernels import bags, route_heads
-from eyeline.kernels.bags import Bags
-from eyeline.kernels.route_heads import Heads
-from eyeline.kernels.route_piece import Piece
+from eyeline.kernels import route, route_pieces
+from eyeline.kernels.route import Bags, of_blocks
+from eyeline.kernels.route_pieces import Heads, Piece
 from eyeline.routing import Route, balancing, best, greatest, hashing, lsh, membership, running
 from eyeline.routing.hashing import factors_about
 from eyeline.routing.lsh import Hashing
-from eyeline.routing.route import of_blocks
 from kernels import test_routed
 from mechanisms import test_kmeans as mechanism_kmeans
 from mechanisms import test_lsh as mechanism_lsh
@@ -71,13 +69,13 @@ def weights_must_exceed_the_threshold(patch: Patch) -> Suite:
 
 
 def sequences_lie_on_each_other(patch: Patch) -> Suite:
-    patch.setattr(route_heads, "one_after_the_other", lambda slots, length: slots.clamp(min=0))
+    patch.setattr(route_pieces, "one_after_the_other", lambda slots, length: slots.clamp(min=0))
     return along_a_route(6)
 
 
 def places_of_other_heads_are_taken(patch: Patch) -> Suite:
-    patch.setattr(bags, "_once_a_lane", lambda *given: None)
-    patch.setattr(bags, "_sorted", lambda slots, there: slots.flatten().argsort(stable=True))
+    patch.setattr(route, "_once_a_lane", lambda *given: None)
+    patch.setattr(route, "_sorted", lambda slots, there: slots.flatten().argsort(stable=True))
     return along_a_route(6)
 
 

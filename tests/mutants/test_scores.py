@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.kernels import plain, tiles
-from eyeline.kernels.steps import Steps
+from eyeline.kernels import product, tiles
+from eyeline.kernels.product import Steps
 from eyeline.scores import (
     ALiBi,
     Bias,
@@ -230,7 +230,7 @@ def dropout_not_rescaled(patch: Patch) -> Suite:
 
 
 def dropout_different_in_backward(patch: Patch) -> Suite:
-    right = plain.backward
+    right = product.backward
 
     def backward(*given: Any) -> Any:
         *most, steps = given
@@ -240,7 +240,7 @@ def dropout_different_in_backward(patch: Patch) -> Suite:
         )
         return right(*most, replace(steps, pairing=other))
 
-    patch.setattr(plain, "backward", backward)
+    patch.setattr(product, "backward", backward)
     return kernels("dropout")
 
 

@@ -34,7 +34,7 @@ from eyeline.patterns import (
     streaming,
 )  # fmt: skip
 from eyeline.planning import plan
-from eyeline.planning.blocks import block_mask
+from eyeline.planning.flex_blocks import block_mask
 from eyeline.tokens import Tokens
 
 

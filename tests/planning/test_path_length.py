@@ -30,10 +30,8 @@ from eyeline.patterns import (
     parse,
 )
 from eyeline.planning import dense_mask, max_path_length
-from eyeline.planning.bitsets import depth, packed, product
 from eyeline.planning.path_forms import ANYWHERE, FROM_ZERO, formula
-from eyeline.planning.path_known import known_length
-from eyeline.planning.path_length import LONGEST_SEARCH
+from eyeline.planning.path_length import LONGEST_SEARCH, depth, known_length, packed, product
 from eyeline.tokens import Tokens
 from strategies import HEADS, sequences, varying_patterns
 

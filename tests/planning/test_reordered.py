@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.strategies import sequences
 
 from eyeline import attention, dense_mask
-from eyeline.kernels.reorder import add, pick, place
+from eyeline.kernels.pieces import add, pick, place
 from eyeline.patterns import (
     Causal,
     Chunks,
@@ -60,8 +60,8 @@ expressions = st.recursive(st.one_of(own_order, plain), _combined, max_leaves=6)
 @pytest.fixture
 def orders_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So that atoms are taken out of short sequences too."""
-    monkeypatch.setattr("eyeline.planning.plans._CALL", 0)
-    monkeypatch.setattr("eyeline.planning.plans._PLACE", 0)
+    monkeypatch.setattr("eyeline.planning.parts._CALL", 0)
+    monkeypatch.setattr("eyeline.planning.parts._PLACE", 0)
     planned.cache_clear()
     yield
     planned.cache_clear()
@@ -71,8 +71,8 @@ def orders_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @settings(max_examples=150, deadline=None)
 def test_every_pair_is_held_once(pattern: Pattern, tokens: Tokens, tile: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eyeline.planning.plans._CALL", 0)
-        patch.setattr("eyeline.planning.plans._PLACE", 0)
+        patch.setattr("eyeline.planning.parts._CALL", 0)
+        patch.setattr("eyeline.planning.parts._PLACE", 0)
         planned.cache_clear()
         made = plan(pattern, q_tokens=tokens, k_tokens=tokens, tile=tile)
     planned.cache_clear()

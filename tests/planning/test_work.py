@@ -31,7 +31,7 @@ from eyeline.mechanisms import (
 )
 from eyeline.patterns import Causal, Chunks, Full, Pattern, Window, sliding_window
 from eyeline.planning import cost, dense_mask, max_path_length
-from eyeline.planning.path_dilated import dilated_path
+from eyeline.planning.path_length import dilated_path
 
 H, HK, E, EV = 6, 3, 5, 7
 N, FACTOR, K = 13, 4, 3

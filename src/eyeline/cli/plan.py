@@ -84,7 +84,7 @@ def _single(text: str) -> Pattern:
 
 def _draw(asked: Asked, pairs: int, path: Path) -> None:
     from eyeline.cli.plan_figure import draw
-    from eyeline.planning.picture import picture
+    from eyeline.planning.pictures import picture
 
     made = picture(asked.shown, asked.queries, asked.keys, cells=_FINE)
     draw(made, str(asked.pattern), path, pairs=pairs, head=asked.shown_head)

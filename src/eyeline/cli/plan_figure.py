@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from eyeline.planning.picture import Picture
+    from eyeline.planning.pictures import Picture
 
 _NONE, _FEW, _ALL = "#eef1f4", "#c3e3de", "#0b6b63"
 # Up to this many cells on a side stand apart.

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eyeline.dispatch import reasons
 from eyeline.errors import EyelineError, InvalidArgument
-from eyeline.functional.checks import make_request
+from eyeline.exact.call import make_request, reasons
 from eyeline.patterns import EMPTY, Causal, Pattern
 from eyeline.planning import Plan, pairs, plan
 from eyeline.planning.cost import Cost, cost
 from eyeline.planning.parts import Gathered, Part, Reordered
 from eyeline.planning.path_length import max_path_length
-from eyeline.planning.picture import Picture, picture
+from eyeline.planning.pictures import Picture, picture
 from eyeline.tokens import default_tokens
 
 

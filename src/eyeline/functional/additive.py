@@ -10,9 +10,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import PatternLike, make_request
-from eyeline.kernels.masks import mask_of
-from eyeline.kernels.request import Request
+from eyeline.exact.call import PatternLike, make_request
+from eyeline.kernels.request import Request, mask_of
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from eyeline.checks import check_size
 from eyeline.errors import NotSupported
-from eyeline.functional.attention import attention, attention_with_lse
-from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call
-from eyeline.functional.eager import eager
+from eyeline.exact.attention import attention, attention_with_lse
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.functional.routed import routed_attention, routed_attention_with_lse
+from eyeline.kernels.autograd import eager
 from eyeline.patterns import Full, Pattern, SameDocument
 from eyeline.planning import pairs
 from eyeline.routing import Route

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import Call, PatternLike, check_call
-from eyeline.functional.eager import eager
+from eyeline.exact.call import Call, PatternLike, check_call
 from eyeline.functional.routed import routed_attention
 from eyeline.functional.unit import unit
+from eyeline.kernels.autograd import eager
 from eyeline.patterns import Full
 from eyeline.routing import Route
 from eyeline.routing.membership import Members, members, membership

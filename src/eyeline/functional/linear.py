@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import Call, check_call
+from eyeline.exact.call import Call, check_call
 from eyeline.functional.in_order import in_order, somebody
 from eyeline.kernels.features import Elu, FeatureMap, Relu
 from eyeline.kernels.fold import folded
 from eyeline.kernels.linear_dense import dense_weights
-from eyeline.kernels.masks import mask_of
+from eyeline.kernels.request import mask_of
 from eyeline.kernels.scan import Scan, causal_scan
 from eyeline.patterns import And, Causal, Full, Pattern, SameDocument
 from eyeline.tokens import Tokens, default_tokens

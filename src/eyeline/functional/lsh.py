@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import Call, PatternLike, check_call
-from eyeline.functional.eager import eager
+from eyeline.exact.call import Call, PatternLike, check_call
 from eyeline.functional.equal import equal
 from eyeline.functional.routed import routed_attention_with_lse
 from eyeline.functional.unit import unit
+from eyeline.kernels.autograd import eager
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.routing import Route

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.kernels.once import only_once
+from eyeline.kernels.autograd import only_once
 
 # So many rows of the matrix at a time: the fewer, the closer to half of the work.
 _ROWS = 64

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eyeline.functional.checks import Call, PatternLike, check_call
-from eyeline.functional.eager import eager
+from eyeline.exact.call import Call, PatternLike, check_call
+from eyeline.kernels.autograd import eager
 from eyeline.patterns import SameDocument
 from eyeline.routing import Route
 from eyeline.routing.scored import Scored

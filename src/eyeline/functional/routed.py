@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import Call, PatternLike, check_call
-from eyeline.functional.eager import eager
+from eyeline.exact.call import Call, PatternLike, check_call
 from eyeline.kernels import routed
-from eyeline.kernels.route_heads import Routed
+from eyeline.kernels.autograd import eager
+from eyeline.kernels.route_pieces import Routed
 from eyeline.patterns import Full
 from eyeline.routing import Route
 from eyeline.scores import Dropout

@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import Call, PatternLike, check_call
-from eyeline.functional.eager import eager
+from eyeline.exact.call import Call, PatternLike, check_call
 from eyeline.functional.linear import kinds, refusal
 from eyeline.functional.mixing import beside
+from eyeline.kernels.autograd import eager
 from eyeline.patterns import Full, Pattern
 from eyeline.routing.balancing import balanced
 from eyeline.routing.sorting import Sorting, sorting

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from eyeline.checks import check_size
-from eyeline.functional.checks import PatternLike
+from eyeline.exact.call import PatternLike
 from eyeline.functional.picked import picked
 from eyeline.functional.routed import routed_attention
 from eyeline.patterns import Full

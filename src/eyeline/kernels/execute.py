@@ -19,9 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyeline.kernels import flash, plain
-from eyeline.kernels.pieces import Footprint, Piece, pieces
-from eyeline.kernels.reorder import add, pick, shares, take_in
+from eyeline.kernels import flash, product
+from eyeline.kernels.pieces import Footprint, Piece, add, pick, pieces, shares, take_in
 from eyeline.kernels.scoring import Scoring
 from eyeline.planning import Block, Plan, Reordered
 from eyeline.planning.orders import Order
@@ -126,7 +125,7 @@ def _forward_block(
             bias = None if steps is None else steps.bias()
             new_out, new_lse = flash.forward(*blocks, mask, scale, bias)
         else:
-            new_out, new_lse = plain.forward(*blocks, mask, scale, steps)
+            new_out, new_lse = product.forward(*blocks, mask, scale, steps)
         first, end = piece.span()
         if touched.find(1, first, end) >= 0:
             _merge(piece, out, lse, new_out.to(out.dtype), new_lse)
@@ -161,7 +160,7 @@ def _backward_block(
             found = flash.backward(above, *blocks, *merged, mask, scale, bias)
         else:
             lse = None if known.grad_lse is None else piece.queries(known.grad_lse)
-            found = plain.backward(above, lse, *blocks, *merged, mask, scale, steps)
+            found = product.backward(above, lse, *blocks, *merged, mask, scale, steps)
         piece.add_queries(grads.query, found[0])
         piece.add_keys(grads.key, found[1])
         piece.add_keys(grads.value, found[2])

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from eyeline.kernels.mask_numbers import barred, sees_somebody
+from eyeline.kernels.product import barred, sees_somebody
 
 NAME = "flash"
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from eyeline.kernels.request import Request
 from eyeline.patterns import Pattern
 from eyeline.patterns.remember import remember
-from eyeline.planning.blocks import block_mask
+from eyeline.planning.flex_blocks import block_mask
 from eyeline.tokens import Tokens, default_tokens
 
 NAME = "flex"

@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyeline.kernels.masks import mask_of, pairs_of
-from eyeline.kernels.request import Request
+from eyeline.kernels.request import Request, mask_of, pairs_of
 
 NAME = "reference"
 

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.kernels import flash, plain, selected
-from eyeline.kernels.once import only_once
-from eyeline.kernels.route_heads import Routed
-from eyeline.kernels.route_piece import Piece
+from eyeline.kernels import flash, product, selected
+from eyeline.kernels.autograd import only_once
+from eyeline.kernels.route_pieces import Piece, Routed
 
 Blocks = tuple[Tensor, Tensor, Tensor]
 """Queries (A, N, R, E), keys (A, N, C, E) and values (A, N, C, Ev)."""
@@ -136,7 +135,7 @@ def _forward(piece: Piece, blocks: Blocks) -> tuple[Tensor, Tensor]:
         return flash.forward(*blocks, mask, work.scale)
     shape = blocks[0].shape[:2]
     one = [x.flatten(0, 1).unsqueeze(1) for x in blocks]
-    found = plain.forward(one[0], one[1], one[2], _one(mask), work.scale, piece.steps(blocks[0]))
+    found = product.forward(one[0], one[1], one[2], _one(mask), work.scale, piece.steps(blocks[0]))
     out, lse = (x.squeeze(1).unflatten(0, shape) for x in found)
     return out, lse
 
@@ -153,7 +152,7 @@ def _backward(piece: Piece, blocks: Blocks, known: list[Tensor | None]) -> Block
     q, k, v, out, lse, grad = (x.flatten(0, 1).unsqueeze(1) for x in (*blocks, out, lse, grad))
     if grad_lse is not None:
         grad_lse = grad_lse.flatten(0, 1).unsqueeze(1)
-    found = plain.backward(grad, grad_lse, q, k, v, out, lse, _one(mask), work.scale, steps)
+    found = product.backward(grad, grad_lse, q, k, v, out, lse, _one(mask), work.scale, steps)
     dq, dk, dv = (x.squeeze(1).unflatten(0, shape) for x in found)
     return dq, dk, dv
 

@@ -9,10 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from eyeline.kernels.pieces import Piece
-from eyeline.kernels.reorder import pick
+from eyeline.kernels.pieces import Piece, pick
+from eyeline.kernels.product import Pairing, Steps
 from eyeline.kernels.request import Request
-from eyeline.kernels.steps import Pairing, Steps
 from eyeline.planning.orders import Order
 from eyeline.scores import Bias, Block, Marks
 from eyeline.scores import Step as Step

@@ -9,8 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from eyeline.kernels.masks import additive
-from eyeline.kernels.request import Request
+from eyeline.kernels.request import Request, additive
 from eyeline.patterns import Causal, Full
 from eyeline.tokens import default_tokens
 

@@ -13,9 +13,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.kernels.bags import weighted
-from eyeline.kernels.route_heads import Heads, Routed
-from eyeline.kernels.route_piece import Piece
+from eyeline.kernels.route import weighted
+from eyeline.kernels.route_pieces import Heads, Piece, Routed
 
 
 def serves(work: Routed) -> bool:

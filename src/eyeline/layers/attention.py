@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import PatternLike
+from eyeline.exact.call import PatternLike
 from eyeline.layers.checks import (
     check_cached,
     check_input,
@@ -31,7 +31,7 @@ from eyeline.layers.sums import summed, sums_first
 from eyeline.mechanisms import Exact, Linformer
 from eyeline.patterns import Full, Pattern
 from eyeline.planning import Countable
-from eyeline.planning.work import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens, default_tokens
 
 

@@ -8,7 +8,7 @@ from typing import Literal, final
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import probability
+from eyeline.exact.call import probability
 from eyeline.layers.attention import LayerCache, MultiHeadAttention, Projected
 from eyeline.layers.checks import check_width
 from eyeline.layers.feedforward import FeedForward, GatedFeedForward

@@ -11,7 +11,7 @@ from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.taps import Taps, taps
 from eyeline.patterns import Dilated
 from eyeline.planning import max_path_length, pairs
-from eyeline.planning.work import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import probability
+from eyeline.exact.call import probability
 from eyeline.layers.checks import check_sizes
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, final
 from torch import nn
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import PatternLike
+from eyeline.exact.call import PatternLike
 from eyeline.layers.attention import MultiHeadAttention
 from eyeline.layers.block import Block, DecoderBlock, Norm
 from eyeline.layers.feedforward import Activation, FeedForward, GatedFeedForward

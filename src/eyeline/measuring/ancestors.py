@@ -8,7 +8,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from eyeline.layers.ancestors import Decomposable, IntraDecoder, IntraTemporal, StructuredAttention
-from eyeline.planning.work import Asked, Work
+from eyeline.planning.cost import Asked, Work
 
 
 @final

@@ -22,8 +22,8 @@ from eyeline.measuring.ancestors import (
 from eyeline.mechanisms.making import Heads
 from eyeline.mechanisms.recipes import Option, Recipe, word_and_options
 from eyeline.patterns import Causal, Full, Pattern, parse
-from eyeline.planning.path_dilated import dilated_path
-from eyeline.planning.work import Asked, Work
+from eyeline.planning.cost import Asked, Work
+from eyeline.planning.path_length import dilated_path
 
 DILATED = "dilated_convolution"
 Options = tuple[tuple[str, Option], ...]

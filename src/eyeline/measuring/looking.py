@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import check_call
+from eyeline.exact.call import check_call
 from eyeline.mechanisms import Exact
 from eyeline.models import LanguageModel
 from eyeline.planning.dense import settled

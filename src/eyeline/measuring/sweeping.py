@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyeline.dispatch import choose
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import make_request
+from eyeline.exact.call import choose, make_request
 from eyeline.measuring.around import Around, around
 from eyeline.measuring.kinds import Kind
 from eyeline.measuring.memory import installed
@@ -22,7 +21,7 @@ from eyeline.measuring.shapes import Attend, Shape, sdpa_causal, through
 from eyeline.measuring.timing import by_turns, crossover
 from eyeline.patterns import Pattern
 from eyeline.planning import pairs
-from eyeline.planning.heads import rules
+from eyeline.planning.peeling import rules
 
 # Seconds of one run after which a case is not run at longer lengths.
 _PATIENCE = 10.0

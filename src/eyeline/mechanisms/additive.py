@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
+from eyeline.exact.call import PatternLike, as_pattern, probability
 from eyeline.functional.additive import additive_attention, additive_attention_weights
-from eyeline.functional.checks import PatternLike, as_pattern, probability
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
-from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
+from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
 
 

@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor, nn
 
 from eyeline.checks import check_size
-from eyeline.functional.checks import PatternLike, check_call, probability
+from eyeline.exact.call import PatternLike, check_call, probability
 from eyeline.functional.clustered import (
     Clusters,
     clustered_attention,
@@ -16,7 +16,7 @@ from eyeline.functional.clustered import (
 )  # fmt: skip
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
-from eyeline.planning.work import Asked, Work
+from eyeline.planning.cost import Asked, Work
 from eyeline.routing import Route
 from eyeline.tokens import Tokens
 

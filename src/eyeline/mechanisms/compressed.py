@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.functional import attention, attention_with_lse
-from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.mechanisms.centroids import centroids
 from eyeline.mechanisms.places import (
     Groups,
@@ -24,7 +24,7 @@ from eyeline.mechanisms.places import (
 )
 from eyeline.mechanisms.pooling import GroupConv, GroupMax, GroupMean
 from eyeline.patterns import Causal, Chunks, Full, Pattern
-from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
+from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
 
 By = Literal["conv", "mean", "max", "centroids"]

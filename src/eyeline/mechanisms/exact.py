@@ -6,8 +6,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from eyeline.functional import attention, attention_weights
-from eyeline.functional.checks import (
+from eyeline.exact.call import (
     PatternLike,
     ScoreModLike,
     as_pattern,
@@ -15,9 +14,10 @@ from eyeline.functional.checks import (
     check_pattern_heads,
     probability,
 )  # fmt: skip
+from eyeline.functional import attention, attention_weights
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
-from eyeline.planning.work import Asked, Work, of_pattern
+from eyeline.planning.cost import Asked, Work, of_pattern
 from eyeline.tokens import Tokens
 
 

@@ -13,7 +13,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.mechanisms.exact import Exact
 from eyeline.mechanisms.merging import all_weights, beyond, looked, without_nobody
 from eyeline.patterns import Pattern
-from eyeline.planning.work import Asked, Work, of_pattern
+from eyeline.planning.cost import Asked, Work, of_pattern
 from eyeline.tokens import Tokens
 
 

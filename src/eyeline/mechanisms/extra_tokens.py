@@ -16,7 +16,7 @@ from eyeline.mechanisms.merging import beyond, looked, without_nobody
 from eyeline.patterns import Full, Pattern, Window
 from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask, pairs
-from eyeline.planning.work import Asked, Call, Work, of_pattern
+from eyeline.planning.cost import Asked, Call, Work, of_pattern
 from eyeline.tokens import NOBODY, Tokens, default_tokens
 
 # So many pairs are asked, at most, whether a token looks ahead.

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import (
+from eyeline.exact.call import (
     Call,
     PatternLike,
     as_pattern,
@@ -19,7 +19,6 @@ from eyeline.functional.checks import (
     check_pattern_heads,
     probability,
 )  # fmt: skip
-from eyeline.functional.eager import eager
 from eyeline.functional.kmeans import (
     Nearest,
     Unit,
@@ -31,10 +30,11 @@ from eyeline.functional.kmeans import (
     vectors,
 )  # fmt: skip
 from eyeline.functional.routed import routed_attention
+from eyeline.kernels.autograd import eager
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
-from eyeline.planning.work import Asked, Work, of_pattern
+from eyeline.planning.cost import Asked, Work, of_pattern
 from eyeline.routing import Route
 from eyeline.routing.running import first_centroids, moved
 from eyeline.tokens import Tokens

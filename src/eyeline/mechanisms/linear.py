@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eyeline.caches import Cache, Layout, State
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import PatternLike, as_pattern, check_call
+from eyeline.exact.call import PatternLike, as_pattern, check_call
 from eyeline.functional.in_order import in_order
 from eyeline.functional.linear import (
     FeatureMapLike,
@@ -26,7 +26,7 @@ from eyeline.kernels.features import Favor, FeatureMap
 from eyeline.kernels.scan import CHUNK, Scan, scanned, stepped
 from eyeline.kernels.sums import Sums, no_sums
 from eyeline.patterns import Full
-from eyeline.planning.work import Asked, Work
+from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.functional import attention, attention_weights
-from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.mechanisms.places import at_positions, everybody, without_documents
 from eyeline.patterns import Full
-from eyeline.planning.work import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens, default_tokens
 
 Sharing = Literal["none", "heads", "key_value"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eyeline.caches import Cache, Layout, Marked
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import (
+from eyeline.exact.call import (
     Call,
     PatternLike,
     as_pattern,
@@ -19,12 +19,12 @@ from eyeline.functional.checks import (
     check_pattern_heads,
     probability,
 )  # fmt: skip
-from eyeline.functional.eager import eager
 from eyeline.functional.lsh import by_hashing, check_heads, route_of
+from eyeline.kernels.autograd import eager
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead, reads_in_steps
-from eyeline.planning.work import Asked, Work
+from eyeline.planning.cost import Asked, Work
 from eyeline.routing import Route
 from eyeline.routing.lsh import By, Hashing
 from eyeline.tokens import Tokens

@@ -12,7 +12,7 @@ from torch.nn import functional
 from eyeline.functional import attention_with_lse
 from eyeline.mechanisms.exact import Exact
 from eyeline.patterns import Pattern
-from eyeline.planning.work import Work, numbers_in
+from eyeline.planning.cost import Work, numbers_in
 from eyeline.scores import ScoreMod
 from eyeline.tokens import NOBODY, Tokens
 

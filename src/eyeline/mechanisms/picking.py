@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from eyeline.functional.checks import (
+from eyeline.exact.call import (
     PatternLike,
     as_pattern,
     check_pattern_heads,
@@ -16,9 +16,9 @@ from eyeline.functional.routed import routed_attention
 from eyeline.mechanisms.told import told
 from eyeline.patterns import Pattern
 from eyeline.patterns.ahead import never_looks_ahead, reads_in_steps
+from eyeline.planning.cost import Asked, Work
 from eyeline.planning.dense import settled
-from eyeline.planning.heads import rules
-from eyeline.planning.work import Asked, Work
+from eyeline.planning.peeling import rules
 from eyeline.routing import Route
 from eyeline.routing.ranges import allowed, multiplied
 from eyeline.tokens import Tokens, default_tokens

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import Call, PatternLike, as_pattern, check_call, probability
-from eyeline.functional.eager import eager
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.functional.routed import Coverage
 from eyeline.functional.sinkhorn import check_balance, is_causal, sorted_attention, sorting_of
+from eyeline.kernels.autograd import eager
 from eyeline.mechanisms.sort_network import SortPairs, SortTable, descriptors
 from eyeline.mechanisms.told import in_words
 from eyeline.patterns import And, Chunks, Full
-from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
+from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.routing.balancing import balanced
 from eyeline.routing.sorting import Sorting, counts, reached, sorting
 from eyeline.tokens import Tokens, default_tokens

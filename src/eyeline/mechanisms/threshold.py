@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from eyeline.functional.checks import PatternLike
+from eyeline.exact.call import PatternLike
 from eyeline.functional.threshold import check_threshold, threshold_route
 from eyeline.mechanisms.picking import Picking
 from eyeline.patterns import Full

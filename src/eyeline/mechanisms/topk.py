@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from eyeline.checks import check_size
-from eyeline.functional.checks import PatternLike
+from eyeline.exact.call import PatternLike
 from eyeline.functional.topk import topk_route
 from eyeline.mechanisms.picking import Picking
 from eyeline.patterns import Full

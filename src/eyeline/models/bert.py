@@ -19,7 +19,7 @@ from torch.nn import functional
 from eyeline.checks import check_below, check_number
 from eyeline.encodings import Learned
 from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
-from eyeline.functional.checks import probability
+from eyeline.exact.call import probability
 from eyeline.layers import Block, FeedForward, MultiHeadAttention
 from eyeline.layers.checks import check_sizes, check_tokens
 from eyeline.layers.feedforward import ACTIVATIONS, Activation

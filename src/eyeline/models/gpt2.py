@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from eyeline.caches import Cache
 from eyeline.checks import check_number
-from eyeline.functional.checks import probability
+from eyeline.exact.call import probability
 from eyeline.layers import FeedForward, LayerCache, by_rows
 from eyeline.layers.cached import attend
 from eyeline.layers.checks import check_sizes

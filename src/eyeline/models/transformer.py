@@ -19,7 +19,7 @@ from torch.nn import functional
 from eyeline.caches import Cache
 from eyeline.checks import check_number, check_size
 from eyeline.encodings import Sinusoidal
-from eyeline.functional.checks import probability
+from eyeline.exact.call import probability
 from eyeline.layers import (
     Block,
     DecoderBlock,

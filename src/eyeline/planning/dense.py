@@ -1,14 +1,80 @@
-"""The pattern as one bool matrix, for small inputs, tests and pictures."""
+"""Small inputs written out: the pattern as one bool matrix, where that fits."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
-from eyeline.planning.limits import check_memory
 from eyeline.tokens import Tokens, default_tokens
+
+# Plans and counts are integers in the memory of the CPU, whatever a user's default device is.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def on_host(function: Callable[P, T]) -> Callable[P, T]:
+    """A decorator: new tensors are made on the CPU, by one thread, without gradients.
+
+    Planning is many short operations. To share one among threads gains little, and where other
+    programs keep a processor busy, waiting for the slowest thread makes it thirty times as long.
+    """
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _one_thread(), torch.inference_mode():
+            if torch.get_default_device().type == "cpu":
+                return function(*args, **kwargs)
+            with torch.device("cpu"):
+                return function(*args, **kwargs)
+
+    return wrapped
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# Plans that do not fit this machine's memory are refused before they are begun.
+
+# Bytes that planning holds for each slot at its peak: positions, tiles, masks and their copies.
+_SLOT = 192
+
+
+def check_memory(queries: int, keys: int) -> None:
+    """Raise InvalidArgument, with the estimate, if planning would need more than there is."""
+    needed, there = (queries + keys) * _SLOT, _memory()
+    if there is not None and needed > there:
+        raise InvalidArgument(
+            f"planning {queries:,} queries × {keys:,} keys takes about {needed / 2**30:,.0f} GiB, "
+            f"and this machine has {there / 2**30:,.1f} GiB: plan the sequence in pieces, with "
+            "q_tokens and k_tokens"
+        )
+
+
+def _memory() -> int | None:
+    """The machine's memory in bytes, or None where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+# The pattern as one bool matrix, for small inputs, tests and pictures.
 
 
 def dense_mask(

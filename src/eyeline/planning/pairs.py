@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from eyeline.patterns import Pattern
-from eyeline.planning.dense import settled
-from eyeline.planning.host import on_host
+from eyeline.planning.dense import on_host, settled
 from eyeline.planning.orders import arrange
 from eyeline.planning.palette import evaluate, palette
 from eyeline.planning.peeling import Rule, pattern_of, peel

@@ -7,16 +7,12 @@ import dataclasses
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.patterns.remember import remember
-from eyeline.planning.dense import described, settled
-from eyeline.planning.grouping import group
-from eyeline.planning.host import on_host
-from eyeline.planning.limits import check_memory
+from eyeline.planning.dense import check_memory, described, on_host, settled
+from eyeline.planning.layout import group, rectangles
 from eyeline.planning.orders import arrange
 from eyeline.planning.palette import palette
-from eyeline.planning.parts import Part, Reordered, Run
+from eyeline.planning.parts import Part, Plan, Reordered, Run
 from eyeline.planning.peeling import Peeled, Rule, pattern_of, peel
-from eyeline.planning.plans import Plan
-from eyeline.planning.rectangles import rectangles
 from eyeline.planning.refine import refine
 from eyeline.tokens import Tokens
 

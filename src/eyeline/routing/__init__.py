@@ -1,3 +1,3 @@
 """Who looks at whom, found in the content: hashing, clustering, sorting and picking the best."""
 
-from eyeline.routing.route import Route as Route
+from eyeline.kernels.route import Route as Route

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyeline.kernels.route import Route
 from eyeline.routing.greatest import greatest
 from eyeline.routing.lists import listed
-from eyeline.routing.route import Route
 from eyeline.routing.scored import Scored, sheets
 from eyeline.tokens import NOBODY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyeline.routing.route import Route
+from eyeline.kernels.route import Route
 from eyeline.tokens import NOBODY
 
 

@@ -12,9 +12,9 @@ from torch.nn.functional import pad
 
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
+from eyeline.kernels.route import Route
 from eyeline.routing.hashing import Factors, columns_of, factors, factors_about, hashed
 from eyeline.routing.line import Line, in_line
-from eyeline.routing.route import Route
 from eyeline.tokens import NOBODY, Tokens
 
 By = Literal["chunks", "buckets"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.kernels.route import Route
 from eyeline.routing.at_once import at_once
 from eyeline.routing.greatest import among_greatest
-from eyeline.routing.route import Route
 from eyeline.routing.standing import Standing, standing
 from eyeline.tokens import NOBODY, Tokens
 

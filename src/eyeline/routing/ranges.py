@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from eyeline.patterns import EMPTY, FULL, Pattern
-from eyeline.planning.pyramid import Level, pyramid
-from eyeline.planning.refine import verdicts
+from eyeline.planning.refine import Level, pyramid, verdicts
 from eyeline.tokens import Points, Tokens
 
 # So many pairs are held at once, but rather more than fewer rows than this.

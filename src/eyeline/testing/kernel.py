@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eyeline.dispatch import Kernel
+from eyeline.exact.call import Kernel
 from eyeline.kernels import reference
-from eyeline.kernels.masks import mask_of
-from eyeline.kernels.request import Request
+from eyeline.kernels.request import Request, mask_of
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.parity import (
     assert_close,

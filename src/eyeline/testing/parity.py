@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from eyeline.kernels import reference
-from eyeline.kernels.masks import mask_of, pairs_of
-from eyeline.kernels.request import Request
+from eyeline.kernels.request import Request, mask_of, pairs_of
 
 FLOAT64_TOLERANCE = 1e-10
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.errors import NotSupported
+from eyeline.exact.call import probability
 from eyeline.functional import attention
-from eyeline.functional.checks import probability
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody
 from eyeline.patterns import Full
-from eyeline.planning.work import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.scores import OffsetBias
 from eyeline.tokens import Tokens, default_tokens
 

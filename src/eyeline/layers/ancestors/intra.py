@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from eyeline.layers.checks import check_input, check_sizes
 from eyeline.layers.ordering import order_of
-from eyeline.planning.work import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens
 
 

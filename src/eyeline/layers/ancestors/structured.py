@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eyeline.errors import NotSupported
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody
-from eyeline.planning.work import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens
 
 

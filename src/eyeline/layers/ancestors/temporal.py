@@ -13,7 +13,7 @@ from eyeline.functional import attention, attention_weights
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody, order_of
 from eyeline.patterns import Causal, Window
-from eyeline.planning.work import Asked, Work, numbers_in, of_pattern
+from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
 
 # The logarithm of a sum of nothing. Finite, since -inf - -inf has no derivative.

@@ -10,7 +10,7 @@ from typing import final
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional.checks import as_pattern
+from eyeline.exact.call import as_pattern
 from eyeline.patterns import Full, Pattern
 
 Choice = Pattern | Tensor | None

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from eyeline.errors import NotSupported
+from eyeline.exact.call import probability
 from eyeline.functional import attention
-from eyeline.functional.checks import probability
 from eyeline.layers.conversion.calls import (
     Sizes,
     check_inputs,
@@ -203,5 +203,5 @@ def _check_few(sizes: Sizes) -> None:
         raise NotSupported(
             f"need_weights=True for {sizes.queries:,} queries and {sizes.keys:,} keys: weights are "
             f"returned for up to {_MOST_PAIRS:,} pairs. Call with need_weights=False; "
-            "sparse_attention_weights and column_sums in eyeline.functional.weights need no n²"
+            "sparse_attention_weights and column_sums in eyeline.exact.weights need no n²"
         )

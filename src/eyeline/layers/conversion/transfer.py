@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import PatternLike
+from eyeline.exact.call import PatternLike
 from eyeline.layers.attention import MultiHeadAttention
 from eyeline.mechanisms import Exact
 from eyeline.mechanisms.extra_keys import ExtraKeys

@@ -1,17 +1,20 @@
-"""Gradients that say so when they are differentiated again.
-
-torch's ``once_differentiable`` cuts the graph: ``torch.autograd.grad`` then finds no way to the
-inputs and leaves the second derivative out without a word, where ``backward`` would refuse.
-"""
+"""What autograd and torch.compile are told: one derivative only, or kept out of graphs."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from eyeline.errors import NotSupported
+
+# Gradients that say so when they are differentiated again.
+#
+# torch's ``once_differentiable`` cuts the graph: ``torch.autograd.grad`` then finds no way to the
+# inputs and leaves the second derivative out without a word, where ``backward`` would refuse.
 
 
 def only_once(what: str, gradients: tuple[Any, ...], *inputs: Tensor | None) -> tuple[Any, ...]:
@@ -39,3 +42,15 @@ class _Once(torch.autograd.Function):
             f"{ctx.what} has first derivatives only; the reference has second ones, for short "
             'inputs: attention(…, backend="reference"), attention_weights(…)'
         )
+
+
+# What reads numbers to decide what to do, kept out of graphs.
+
+Result = TypeVar("Result")
+
+
+def eager(run: Callable[[], Result]) -> Result:
+    """What ``run`` returns. torch.compile breaks its graph here; with fullgraph=True it refuses."""
+    if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
+        run = torch.compiler.disable(run)
+    return run()

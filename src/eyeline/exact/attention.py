@@ -9,9 +9,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from eyeline.dispatch import choose, reasons
-from eyeline.functional.checks import Call, PatternLike, ScoreModLike, check_call, make_request
-from eyeline.functional.compiled import compiled
+from eyeline.exact.call import (
+    Call,
+    PatternLike,
+    ScoreModLike,
+    check_call,
+    choose,
+    make_request,
+    reasons,
+)
+from eyeline.exact.compiled import compiled
 from eyeline.kernels import reference, tiles
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens

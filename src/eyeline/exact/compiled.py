@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.checks import Call
-from eyeline.functional.operator import attention_operator, no_derivative
-from eyeline.functional.packed import CURVES, Packed, packed_pattern
+from eyeline.exact.call import Call
+from eyeline.exact.operator import attention_operator, no_derivative
+from eyeline.exact.packed import CURVES, Packed, packed_pattern
 from eyeline.kernels import KERNELS, flex, sdpa, tiles
 from eyeline.patterns import Causal, Full
 from eyeline.scores import Softcap, Step
