@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from eyeline import Causal
 from eyeline.functional import linear_attention
-from eyeline.kernels.features import Favor
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms import Compressed, LinearAttention, Linformer
+from eyeline.mechanisms.linear.features import Favor
 from eyeline.tokens import Tokens
 
 from .harness import alternate, ratio, timed

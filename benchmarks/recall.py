@@ -10,12 +10,11 @@ from torch import nn
 from eyeline import Causal, Full, Pattern, pairs, sliding_window
 from eyeline.mechanisms import Exact
 from eyeline.mechanisms.auxiliary import auxiliary_loss
-from eyeline.mechanisms.clustered import ClusteredQueries
-from eyeline.mechanisms.kmeans import KMeans
-from eyeline.mechanisms.lsh import LSH
-from eyeline.mechanisms.sinkhorn import Sinkhorn
-from eyeline.mechanisms.threshold import Threshold
-from eyeline.mechanisms.topk import TopK
+from eyeline.mechanisms.routed.clustered import ClusteredQueries
+from eyeline.mechanisms.routed.kmeans import KMeans
+from eyeline.mechanisms.routed.lsh import LSH
+from eyeline.mechanisms.routed.picking import Threshold, TopK
+from eyeline.mechanisms.routed.sinkhorn import Sinkhorn
 from eyeline.planning import Countable
 from eyeline.planning.cost import Asked
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from eyeline import Causal
-from eyeline.mechanisms.kmeans import KMeans
-from eyeline.mechanisms.lsh import LSH
-from eyeline.mechanisms.sinkhorn import Sinkhorn
-from eyeline.mechanisms.topk import TopK
+from eyeline.mechanisms.routed.kmeans import KMeans
+from eyeline.mechanisms.routed.lsh import LSH
+from eyeline.mechanisms.routed.picking import TopK
+from eyeline.mechanisms.routed.sinkhorn import Sinkhorn
 
 from .harness import Times, alternate, ratio, timed
 from .memory import Probe, peak_beyond

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eyeline import Pattern, Tokens
-from eyeline.routing import Route
+from eyeline.kernels.route import Route
 from eyeline.tokens import NOBODY
 
 

@@ -159,7 +159,7 @@ def test_what_does_not_fit_the_model() -> None:
 
 def test_a_folder_keeps_its_words(tmp_path: Path, encoder: Loaded[Any]) -> None:
     """Saved as our own, tokenizer and all, it gives the same vectors."""
-    from eyeline.saving import save
+    from eyeline.loading import save
 
     save(encoder.model, tmp_path / "own", tokenizer=encoder.tokenizer)
     own = load(tmp_path / "own", packed=False)

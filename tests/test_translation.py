@@ -186,7 +186,7 @@ def test_it_goes_on_while_a_beginning_may_still_come_first(
         def reorder(self, index: Tensor) -> None:
             assert index.tolist() == [0]
 
-    monkeypatch.setattr("eyeline.translation.beams.Writing", Fixed)
+    monkeypatch.setattr("eyeline.translation.search.Writing", Fixed)
     (answers,) = beam_search(made(), [[2]], beams=1, max_new_tokens=8, length_penalty=1.0, **ENDS)
     assert answers[0].ids == ((2,) if second > 0.5 else (2,) * 7)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from eyeline.layers.conversion import restore as restore
     from eyeline.layers.conversion import to_torch as to_torch
     from eyeline.loading import load as load
+    from eyeline.loading import save as save
     from eyeline.mechanisms import LSH as LSH
     from eyeline.mechanisms import Additive as Additive
     from eyeline.mechanisms import ClusteredQueries as ClusteredQueries
@@ -93,7 +94,6 @@ if TYPE_CHECKING:
     from eyeline.planning import pairs as pairs
     from eyeline.planning import picture as picture
     from eyeline.planning import plan as plan
-    from eyeline.saving import save as save
     from eyeline.scores import ALiBi as ALiBi
     from eyeline.scores import OffsetBias as OffsetBias
     from eyeline.scores import OffsetFactor as OffsetFactor
@@ -121,7 +121,7 @@ _CONTENTS = {
         "MultiHeadAttention", "RMSNorm", "Stack",
     ),
     "layers.conversion": ("convert", "from_torch", "restore", "to_torch"),
-    "loading": ("load",),
+    "loading": ("load", "save"),
     "mechanisms": (
         "Additive", "ClusteredQueries", "Compressed", "Exact", "KMeans", "LSH", "LinearAttention",
         "Linformer", "Sinkhorn", "Threshold", "TopK", "auxiliary_loss", "recipe",
@@ -139,7 +139,6 @@ _CONTENTS = {
     "planning": (
         "Cost", "block_mask", "cost", "dense_mask", "max_path_length", "pairs", "picture", "plan",
     ),
-    "saving": ("save",),
     "scores": (
         "ALiBi", "OffsetBias", "OffsetFactor", "ScoreMod", "Shaw", "Softcap", "T5Bias",
         "TransformerXL",

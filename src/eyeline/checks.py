@@ -10,8 +10,6 @@ from torch import Tensor
 from eyeline.errors import InvalidArgument
 from eyeline.tokens import LARGEST
 
-# What encodings are asked for, checked where that needs no wait for a GPU.
-
 
 def check_size(name: str, value: object, *, even: bool = False) -> None:
     """Raise InvalidArgument unless the value is a whole number above 0, and even if it must be."""
@@ -51,17 +49,11 @@ def check_below(name: str, values: Tensor, limit: int, *, least: int, remedy: st
         raise InvalidArgument(f"{name} {wrong}: they go from {least} to {limit - 1}; {remedy}")
 
 
-# The numbers that patterns take.
-
-
 def check_whole(name: str, value: object, *, least: int) -> None:
     """Raise InvalidArgument unless ``least`` <= value < 2^60 is a whole number."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not least <= int(value) < LARGEST:  # type: ignore[call-overload]
         raise InvalidArgument(f"{name}={value!r}: a whole number from {least} to 2^60 - 1")
-
-
-# Whether a score modifier was made for the heads and widths that it meets.
 
 
 def check_heads(name: str, made: int, found: int) -> None:
@@ -74,3 +66,10 @@ def check_width(name: str, made: int, found: int) -> None:
     """Raise InvalidArgument unless its vectors are as wide as what they meet. name: which ones."""
     if made != found:
         raise InvalidArgument(f"{name} vectors are {made} wide, a head's are {found}")
+
+
+def equal(x: Tensor, y: Tensor) -> bool:
+    """Whether shapes and numbers are equal; NaN equals NaN."""
+    if x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.shape == y.shape:
+        return True
+    return torch.equal(x, y) or torch.equal(x.nan_to_num(), y.nan_to_num())

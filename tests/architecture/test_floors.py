@@ -25,14 +25,13 @@ FLOORS = """
     checkpoints
     tokenizer sampling
     planning
-    routing
     kernels
-    dispatch
-    functional
+    exact
     mechanisms
+    functional
     layers
     models
-    loading saving
+    loading
     generation embedding
     translation
     training integrations measuring

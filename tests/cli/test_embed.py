@@ -13,10 +13,9 @@ import torch
 
 from cli.conftest import Command
 from eyeline.embedding import embed
-from eyeline.loading import load
+from eyeline.loading import load, save
 from eyeline.models import BertMasked
 from eyeline.patterns import Full, Window
-from eyeline.saving import save
 from eyeline.tokenizer import ByteTokenizer
 from models.small_encoder import FILES, write_encoder, write_json
 from models.tiny_bert import CONFIG, bert

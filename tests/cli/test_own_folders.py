@@ -10,9 +10,9 @@ import torch
 
 from cli.conftest import Command
 from eyeline.generation import stream
+from eyeline.loading import save
 from eyeline.models import Bert, BertConfig, Model
 from eyeline.patterns import sliding_window
-from eyeline.saving import save
 from eyeline.tokenizer import ByteTokenizer
 from models import tiny, tiny_gpt2
 

@@ -16,7 +16,7 @@ import pytest
 
 from cli.conftest import Command
 from eyeline.errors import InvalidArgument
-from eyeline.training.metrics import read_metrics
+from eyeline.training.loop import read_metrics
 from eyeline.training.states import last_step, read_run
 from training.tiny import write_table, write_text
 

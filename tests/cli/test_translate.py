@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cli.conftest import Command
+from eyeline.loading import save
 from eyeline.models import Transformer, TransformerConfig
-from eyeline.saving import save
 from eyeline.tokenizer import ByteTokenizer
 from eyeline.translation import report, translate
 

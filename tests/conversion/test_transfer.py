@@ -22,7 +22,7 @@ from eyeline.layers.conversion import (
     tokens_of_padding,
 )
 from eyeline.mechanisms import Exact
-from eyeline.mechanisms.extra_keys import ExtraKeys
+from eyeline.mechanisms.extra import ExtraKeys
 from eyeline.scores import Softcap
 
 WIDTH, HEADS, N, S = 15, 3, 7, 11

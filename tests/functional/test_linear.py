@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional import attention, linear_attention, linear_attention_weights
-from eyeline.kernels.features import Elu, Favor, FeatureMap, Relu, orthogonal_rows
+from eyeline.mechanisms.linear.features import Elu, Favor, FeatureMap, Relu, orthogonal_rows
 from eyeline.patterns import Causal
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import Tokens
 
 FAVOR = Favor(5, 11, seed=3)
@@ -101,9 +101,9 @@ def test_equals_the_formula(feature_map: FeatureMap, length: int, causal: bool) 
 
 @pytest.mark.parametrize("feature_map", [Elu(), FAVOR], ids=str)
 def test_several_pieces(feature_map: FeatureMap, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyeline.kernels.scan._PIECE", 1)
-    monkeypatch.setattr("eyeline.kernels.fold._PIECE", 1)
-    monkeypatch.setattr("eyeline.kernels.scan.CHUNK", 7)
+    monkeypatch.setattr("eyeline.mechanisms.linear.scan._PIECE", 1)
+    monkeypatch.setattr("eyeline.mechanisms.linear.fold._PIECE", 1)
+    monkeypatch.setattr("eyeline.mechanisms.linear.scan.CHUNK", 7)
     for length in (6, 7, 8, 14, 30):
         compare(inputs(length), feature_map, True)
         compare(inputs(length), feature_map, False)

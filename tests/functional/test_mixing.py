@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.functional.mixing import beside
+from eyeline.mechanisms.routed.sinkhorn import beside
 from layers.dense import random
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 9])
 @pytest.mark.parametrize("lower", [False, True])
 def test_equals_a_product(rows: int, lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyeline.functional.mixing._ROWS", rows)
+    monkeypatch.setattr("eyeline.mechanisms.routed.sinkhorn._ROWS", rows)
     p, x = random(2, 3, 7, 7), random(2, 3, 7, 5, seed=1).requires_grad_()
     p = (p.tril(-1) if lower else p).requires_grad_()
     found, due = beside(p, x, lower), torch.stack((x, p @ x), 3)

@@ -28,7 +28,7 @@ from eyeline.kernels import reference
 from eyeline.kernels.request import mask_of
 from eyeline.scores import Bias, Factor, Product, ScoreMod, Softcap, Step, Values
 from eyeline.testing.cases import Case, cases
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 
 CASES = list(cases())
 

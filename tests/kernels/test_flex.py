@@ -39,7 +39,7 @@ from eyeline.planning.flex_blocks import block_mask
 from eyeline.planning.mask_mods import moved
 from eyeline.scores import Called, Softcap
 from eyeline.testing.cases import Case, cases
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import Tokens
 from strategies import patterns, token_pairs
 

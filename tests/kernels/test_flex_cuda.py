@@ -27,8 +27,7 @@ from eyeline.patterns import (
     streaming,
 )  # fmt: skip
 from eyeline.planning.flex_blocks import block_mask
-from eyeline.testing.kernel import parity_of
-from eyeline.testing.parity import with_dtype
+from eyeline.testing.kernel import parity_of, with_dtype
 from eyeline.tokens import Tokens, default_tokens
 
 pytestmark = [

@@ -24,7 +24,7 @@ from eyeline import (
     sparse_transformer,
     streaming,
 )  # fmt: skip
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 
 LENGTH = 4099
 PACKED = Tokens.packed([1000, 8, 1, 2048, 90], length=LENGTH)

@@ -8,9 +8,8 @@ import pytest
 
 from eyeline.exact.call import Kernel
 from eyeline.kernels import KERNELS, flex, short, tiles
-from eyeline.testing.cases import Case, cases
+from eyeline.testing.cases import Case, cases, scored_cases
 from eyeline.testing.kernel import PROPERTIES
-from eyeline.testing.scored import scored_cases
 
 CASES, SCORED = list(cases()), list(scored_cases())
 # On the CPU flex has neither gradients nor float64: test_flex.py checks it in its own way.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from eyeline import Causal, Full, Pattern, PerHead, SameDocument, Tokens, Window
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.routed import coverage, routed_attention, routed_attention_with_lse
+from eyeline.kernels.route import Route
 from eyeline.kernels.route_pieces import Routed
 from eyeline.kernels.routed import run
-from eyeline.routing import Route
+from eyeline.mechanisms.routed.attend import coverage, routed_attention, routed_attention_with_lse
 from eyeline.tokens import NOBODY, default_tokens
 from routed_oracle import dense, meetings
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window
 from eyeline.kernels import selected
+from eyeline.kernels.route import Route
 from eyeline.kernels.route_pieces import Routed
-from eyeline.routing import Route
 from eyeline.scores import Dropout
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from routed_oracle import dense, meetings
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from eyeline import Causal, Pattern, Tokens, Window, dense_mask
 from eyeline.errors import InvalidArgument
-from eyeline.functional import additive, additive_attention, additive_attention_weights
+from eyeline.functional import additive_attention, additive_attention_weights
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms import Additive
+from eyeline.mechanisms import Additive, additive
 from layers.dense import drawn, heads_of, random
 from strategies import patterns
 

@@ -16,8 +16,7 @@ from eyeline.layers.ancestors import (
     IntraTemporal,
     StructuredAttention,
 )
-from eyeline.layers.convolution import Convolution
-from eyeline.layers.recurrent import Recurrent
+from eyeline.layers.rivals import Convolution, Recurrent
 
 BATCH, L, WIDTH, WORDS = 32, 9, 16, 6
 

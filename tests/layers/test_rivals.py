@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from eyeline import Tokens
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.layers.convolution import Convolution
-from eyeline.layers.recurrent import Recurrent
+from eyeline.layers.rivals import Convolution, Recurrent
 from layers.dense import drawn, random
 
 B, L, WIDTH = 2, 13, 5

@@ -17,14 +17,13 @@ from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention
 from eyeline.layers.conversion import to_torch
 from eyeline.layers.packed import pack
-from eyeline.loading import load
+from eyeline.loading import load, save
+from eyeline.loading.weights import fill, own_names
 from eyeline.mechanisms import Exact, recipe
-from eyeline.mechanisms.lsh import LSH
+from eyeline.mechanisms.routed.lsh import LSH
 from eyeline.models import Bert, BertConfig
 from eyeline.models.base import Part
-from eyeline.models.weights import fill, own_names
 from eyeline.planning.cost import Asked
-from eyeline.saving import save
 from layers.dense import drawn, heads_of, random
 
 D, HEADS, LENGTH = 12, 3, 23

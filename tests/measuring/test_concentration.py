@@ -11,9 +11,14 @@ from torch import Tensor
 
 from eyeline import Causal, Full, PerHead, sliding_window
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.measuring.concentration import concentration
-from eyeline.measuring.looking import Look, of_each_layer
-from eyeline.measuring.redundancy import effective_rank, redundancy, repeated_columns
+from eyeline.measuring.concentration import (
+    Look,
+    concentration,
+    effective_rank,
+    of_each_layer,
+    redundancy,
+    repeated_columns,
+)
 from eyeline.mechanisms import recipe
 from models.tiny import ids, llama
 from models.tiny_gpt2 import gpt2
@@ -64,8 +69,8 @@ def test_the_weights_that_are_measured_are_those_of_a_trace() -> None:
 def test_sheets_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = llama().double(), ids(1, 23)[0].tolist()
     whole = concentration(model, text)
-    monkeypatch.setattr("eyeline.routing.ranges._PAIRS", 50)
-    monkeypatch.setattr("eyeline.routing.ranges._FEWEST_ROWS", 2)
+    monkeypatch.setattr("eyeline.mechanisms.routed.scored._PAIRS", 50)
+    monkeypatch.setattr("eyeline.mechanisms.routed.scored._FEWEST_ROWS", 2)
     module, sizes = import_module("eyeline.measuring.concentration"), list[int]()
     parts = module._parts
     monkeypatch.setattr(module, "_parts", lambda x, s: (sizes.append(x.numel()), parts(x, s))[1])

@@ -11,9 +11,8 @@ import torch
 from eyeline.errors import InvalidArgument
 from eyeline.layers import PackedLinear, pack
 from eyeline.measuring import compare, under
-from eyeline.measuring.comparison import pairs_per_layer
-from eyeline.measuring.memory import Peak
-from eyeline.measuring.reading import AttentionClock, read, writing_speed
+from eyeline.measuring.comparison import AttentionClock, pairs_per_layer, read, writing_speed
+from eyeline.measuring.peaks import Peak
 from eyeline.mechanisms import Exact
 from eyeline.patterns import Causal, Full, SameDocument, prefix_lm, sliding_window, streaming
 from models.tiny import ids, llama

@@ -7,8 +7,7 @@ import torch
 
 from eyeline.errors import InvalidArgument
 from eyeline.measuring import Shape, sweep
-from eyeline.measuring.memory import peak_resident
-from eyeline.measuring.peaks import peak_alone, peak_of
+from eyeline.measuring.peaks import peak_alone, peak_of, peak_resident
 from eyeline.measuring.shapes import sdpa_causal, through
 from eyeline.patterns import Causal, Global, PerHead, sliding_window
 

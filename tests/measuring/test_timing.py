@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eyeline.measuring.progress import Stages
-from eyeline.measuring.timing import by_turns, crossover
+from eyeline.measuring.timing import Stages, by_turns, crossover
 
 
 def test_runs_take_turns_and_the_first_round_is_not_counted(

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from eyeline import Causal, Full, SameDocument, Tokens, attention, cost, max_path_length
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.clustered import clustered_attention
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms.clustered import ClusteredQueries
-from eyeline.routing.lloyd import clustered
-from eyeline.testing.watch import largest_tensor
+from eyeline.mechanisms.routed.clustered import ClusteredQueries, clustered_attention
+from eyeline.mechanisms.routed.clusters import clustered
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
 from routed_oracle import meetings

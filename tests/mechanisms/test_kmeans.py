@@ -21,13 +21,11 @@ from eyeline import (
     sliding_window,
 )
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.kmeans import kmeans_attention
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
-from eyeline.mechanisms.kmeans import KMeans
-from eyeline.routing.nearest import sums
-from eyeline.routing.running import first_centroids, moved
-from eyeline.testing.watch import largest_tensor
+from eyeline.mechanisms.routed.clusters import first_centroids, moved, sums
+from eyeline.mechanisms.routed.kmeans import KMeans, kmeans_attention
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
 from routed_oracle import dense, meetings

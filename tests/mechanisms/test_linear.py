@@ -63,7 +63,7 @@ SITUATIONS = {
 def test_steps_equal_one_run(
     situation: str, feature_map: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eyeline.kernels.scan.CHUNK", 5)
+    monkeypatch.setattr("eyeline.mechanisms.linear.scan.CHUNK", 5)
     pattern, tokens = SITUATIONS[situation]
     mechanism, (q, k, v) = linear(pattern, feature_map), inputs()
     whole = mechanism(q, k, v, q_tokens=tokens, k_tokens=tokens)

@@ -9,14 +9,13 @@ from torch import Tensor
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window, attention
 from eyeline.caches import Marked
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.lsh import lsh_attention
-from eyeline.functional.unit import unit
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms.lsh import LSH
+from eyeline.mechanisms.routed.kmeans import unit
+from eyeline.mechanisms.routed.lsh import LSH, lsh_attention
 from eyeline.patterns import Sinks
 from eyeline.planning.cost import Asked
 from eyeline.testing import Claims, check_mechanism
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from routed_oracle import dense, meetings
 

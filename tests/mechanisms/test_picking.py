@@ -23,15 +23,17 @@ from eyeline import (
 from eyeline.encodings import Rotary
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional import attention
-from eyeline.functional.threshold import threshold_attention
-from eyeline.functional.topk import topk_attention
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms.picking import Picking
-from eyeline.mechanisms.threshold import Threshold
-from eyeline.mechanisms.topk import TopK
+from eyeline.mechanisms.routed.picking import (
+    Picking,
+    Threshold,
+    TopK,
+    threshold_attention,
+    topk_attention,
+)
 from eyeline.planning import cost, pairs
 from eyeline.testing import Claims, check_mechanism
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import default_tokens
 from layers.dense import drawn, random
 from routed_oracle import dense, meetings

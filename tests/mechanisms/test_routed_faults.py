@@ -32,7 +32,7 @@ from eyeline import (
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional import clustered_attention, kmeans_attention
 from eyeline.mechanisms import LSH, ClusteredQueries
-from eyeline.training.causality import check_causal
+from eyeline.training.language import check_causal
 
 N, E = 40, 8
 

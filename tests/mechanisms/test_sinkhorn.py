@@ -13,11 +13,10 @@ from torch import Tensor
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window, attention
 from eyeline.encodings import Rotary
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.functional.sinkhorn import sinkhorn_attention
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms.sinkhorn import Sinkhorn
+from eyeline.mechanisms.routed.sinkhorn import Sinkhorn, sinkhorn_attention
 from eyeline.planning.cost import Asked
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from layers.dense import drawn, random
 from sinkhorn_oracle import attended, blocks_of, means
 
@@ -105,9 +104,9 @@ def test_more_blocks_than_are_done_at_once(
     ours, inputs = made(network, pattern), [x.requires_grad_() for x in heads(20)]
     found = []
     for rows in (64, 2):
-        monkeypatch.setattr("eyeline.functional.mixing._ROWS", rows)
-        monkeypatch.setattr("eyeline.routing.balancing._STEP", rows)
-        monkeypatch.setattr("eyeline.routing.at_once._NUMBERS", rows)
+        monkeypatch.setattr("eyeline.mechanisms.routed.sinkhorn._ROWS", rows)
+        monkeypatch.setattr("eyeline.mechanisms.routed.sorting._STEP", rows)
+        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", rows)
         out = ours(*inputs)
         found.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, *ours.parameters()])])
     for one, other in zip(*found, strict=True):

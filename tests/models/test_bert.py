@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
 from eyeline.loading import load
+from eyeline.loading import save as save_own
 from eyeline.mechanisms import recipe
 from eyeline.models import Bert, BertClassifier, BertConfig, BertMasked
 from eyeline.models.bert import ACTIVATIONS
 from eyeline.models.pooling import pooled
 from eyeline.patterns import Full, SameDocument, Window, longformer
-from eyeline.saving import save as save_own
 from eyeline.tokens import Tokens
 from models.tiny import ids, save_hf
 from models.tiny_bert import CLASSES, CONFIG, HF, bert, hf_tensors, plainly, save

@@ -17,7 +17,9 @@ from torch import Tensor
 from eyeline.checkpoints.base import TokenizerFile, TokenizerSpec
 from eyeline.encodings.rotary_scaling import NTK, Linear, Llama3, YaRN
 from eyeline.errors import CheckpointError, EyelineError, InvalidArgument, NotSupported
-from eyeline.loading import load
+from eyeline.loading import load, save
+from eyeline.loading.native_folder import from_plain, read_description, to_plain
+from eyeline.loading.saver import write_whole
 from eyeline.mechanisms import recipe
 from eyeline.models import (
     FAMILIES,
@@ -31,10 +33,7 @@ from eyeline.models import (
     Transformer,
     TransformerConfig,
 )
-from eyeline.models.own_folder import read_description
-from eyeline.models.plain import from_plain, to_plain
 from eyeline.patterns import Causal, Explicit, Pattern, Predicate, Window, sliding_window, streaming
-from eyeline.saving import save, write_whole
 from eyeline.tokenizer import ByteTokenizer, Tokenizer
 from models import tiny, tiny_gpt2
 
@@ -331,8 +330,8 @@ def die_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    monkeypatch.setattr("eyeline.saving.os.replace", dying(os.replace))
-    monkeypatch.setattr("eyeline.saving._synchronise_file", dying(lambda path: None))
+    monkeypatch.setattr("eyeline.loading.saver.os.replace", dying(os.replace))
+    monkeypatch.setattr("eyeline.loading.saver._synchronise_file", dying(lambda path: None))
 
 
 def test_another_model_takes_the_description_away_first(

@@ -14,11 +14,10 @@ from torch.nn import functional
 
 from eyeline import Causal, Full, Pattern, Tokens, dense_mask, sliding_window
 from eyeline.errors import InvalidArgument
-from eyeline.loading import load
+from eyeline.loading import load, save
 from eyeline.mechanisms import recipe
 from eyeline.models import Transformer, TransformerConfig
 from eyeline.patterns import Window
-from eyeline.saving import save
 
 V, READ, WIDTH, HEADS, S, T = 23, 29, 22, 2, 13, 7
 CONFIG = TransformerConfig(

@@ -14,14 +14,11 @@ from torch.nn.functional import pad
 
 from eyeline import Causal, Full
 from eyeline.caches import Marked
-from eyeline.functional import kmeans as kmeans_function
-from eyeline.functional import lsh as lsh_function
 from eyeline.kernels import route, route_pieces
-from eyeline.kernels.route import Bags, of_blocks
+from eyeline.kernels.route import Bags, Route, of_blocks
 from eyeline.kernels.route_pieces import Heads, Piece
-from eyeline.routing import Route, balancing, best, greatest, hashing, lsh, membership, running
-from eyeline.routing.hashing import factors_about
-from eyeline.routing.lsh import Hashing
+from eyeline.mechanisms.routed import best, buckets, clusters, kmeans, lsh, membership, sorting
+from eyeline.mechanisms.routed.buckets import Hashing, factors_about
 from kernels import test_routed
 from mechanisms import test_kmeans as mechanism_kmeans
 from mechanisms import test_lsh as mechanism_lsh
@@ -48,8 +45,8 @@ def along_a_route(key_heads: int) -> Suite:
 
 
 def the_last_columns_are_in_no_group(patch: Patch) -> Suite:
-    right = greatest.among_greatest
-    patch.setattr(greatest, "among_greatest", lambda x, k: right(x[..., : x.shape[-1] // 6 * 6], k))
+    right = best.among_greatest
+    patch.setattr(best, "among_greatest", lambda x, k: right(x[..., : x.shape[-1] // 6 * 6], k))
     return lambda: test_greatest.test_long_rows("rising", 997, torch.float32)
 
 
@@ -58,7 +55,7 @@ def of_equals_the_last_are_taken(patch: Patch) -> Suite:
         order = scores.flip(1).topk(k, 1).indices
         return scores.shape[1] - 1 - order
 
-    patch.setattr(greatest, "_first_of_equals", last)
+    patch.setattr(best, "_first_of_equals", last)
     return lambda: test_greatest.test_long_rows("all equal", 997, torch.float32)
 
 
@@ -100,40 +97,40 @@ def places_share_equally(patch: Patch) -> Suite:
 
 
 def keys_are_as_long_as_they_are(patch: Patch) -> Suite:
-    patch.setattr(lsh_function, "unit", lambda x: x)
+    patch.setattr(lsh, "unit", lambda x: x)
     return lambda: mechanism_lsh.test_equals_the_matrix("chunks", Causal(), "plain", None)
 
 
 def tokens_meet_themselves(patch: Patch) -> Suite:
-    right = lsh._chunked
-    patch.setattr(lsh, "_chunked", lambda *given: replace(right(*given), band=None))
+    right = buckets._chunked
+    patch.setattr(buckets, "_chunked", lambda *given: replace(right(*given), band=None))
     return who_meets_whom("chunks")
 
 
 def the_chunk_before_is_left_out(patch: Patch) -> Suite:
-    patch.setattr(lsh, "_behind", lambda x, count: pad(x, (0, count), value=-1))
+    patch.setattr(buckets, "_behind", lambda x, count: pad(x, (0, count), value=-1))
     return who_meets_whom("chunks")
 
 
 def buckets_join_at_their_edges(patch: Patch) -> Suite:
-    right = lsh._banded
+    right = buckets._banded
 
     def banded(*given: Any, **options: Any) -> Route:
         return replace(right(*given, **options), q_labels=None, k_labels=None)
 
-    patch.setattr(lsh, "_banded", banded)
+    patch.setattr(buckets, "_banded", banded)
     return who_meets_whom("buckets")
 
 
 def the_number_of_buckets_grows_with_the_text(patch: Patch) -> Suite:
-    lsh._own_factors.cache_clear()
+    buckets._own_factors.cache_clear()
     patch.setattr(Hashing, "factors", lambda self, n: factors_about(n / self.bucket_size))
     return lambda: mechanism_lsh.test_decoding_equals_the_whole(5, Causal())
 
 
 def opposite_directions_are_one_bucket(patch: Patch) -> Suite:
-    right = hashing._digit
-    patch.setattr(hashing, "_digit", lambda piece, turn, half: right(piece, turn, half) % half)
+    right = buckets._digit
+    patch.setattr(buckets, "_digit", lambda piece, turn, half: right(piece, turn, half) % half)
     return lambda: routing_lsh.test_buckets_are_argmax((4, 6))
 
 
@@ -148,7 +145,7 @@ def documents_have_one_label(patch: Patch) -> Suite:
 
 
 def long_vectors_are_nearer(patch: Patch) -> Suite:
-    patch.setattr(kmeans_function, "unit", lambda x: x)
+    patch.setattr(kmeans, "unit", lambda x: x)
     return mechanism_kmeans.test_the_loss_and_its_gradient
 
 
@@ -157,23 +154,23 @@ def the_last_centroid_of_a_few_wins(patch: Patch) -> Suite:
         self.centroid = similar.max(1).indices + first
 
     patch.setattr(membership._Leading, "meet", meet)
-    patch.setattr("eyeline.routing.at_once._NUMBERS", 1)
+    patch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", 1)
     return mechanism_kmeans.test_the_loss_and_its_gradient
 
 
 def centroids_shrink(patch: Patch) -> Suite:
-    patch.setattr(running, "functional", SimpleNamespace(normalize=lambda x, dim: x))
+    patch.setattr(clusters, "functional", SimpleNamespace(normalize=lambda x, dim: x))
     return test_clusters.test_running_centroids
 
 
 def members_are_the_least_similar(patch: Patch) -> Suite:
-    right = greatest.among_greatest
+    right = best.among_greatest
     patch.setattr(membership, "among_greatest", lambda x, k: right(-x, k))
     return lambda: test_membership.test_each_centroid_takes_the_most_similar("default", 7)
 
 
 def columns_are_divided_by_later_rows(patch: Patch) -> Suite:
-    patch.setattr(balancing, "_sums_so_far", balancing._sums)
+    patch.setattr(sorting, "_sums_so_far", sorting._sums)
     return lambda: test_balancing.test_no_row_depends_on_a_later_one(1.0)
 
 
@@ -196,5 +193,5 @@ def test_the_suite_catches_it(plant: Callable[[Patch], Suite]) -> None:
         run = plant(patch)
         with pytest.raises(AssertionError):
             run()
-    lsh._own_factors.cache_clear()
+    buckets._own_factors.cache_clear()
     run()  # what failed was the fault, not the suite

@@ -28,8 +28,8 @@ from eyeline.scores import (
     biases,
 )  # fmt: skip
 from eyeline.scores.columns import Diagonals, Listed
+from eyeline.testing.cases import scored_cases
 from eyeline.testing.kernel import parity
-from eyeline.testing.scored import scored_cases
 from scores import test_dropout, test_formulas
 from scores.formulas import MODS
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from eyeline.generation import generate
-from eyeline.loading import load
+from eyeline.loading import load, save
 from eyeline.models import LanguageModel, trace
-from eyeline.saving import save
 from models.tiny import ids
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from eyeline.patterns import (
     Window,
     parse,
 )  # fmt: skip
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import Points, Tokens
 
 NONE = Tokens.arange(0, 0)

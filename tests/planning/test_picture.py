@@ -32,7 +32,7 @@ from eyeline.patterns import (
 )  # fmt: skip
 from eyeline.planning import dense_mask, pairs, pictures
 from eyeline.planning.pictures import Picture, counted, draw, picture, scanned
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import Tokens
 from strategies import patterns
 

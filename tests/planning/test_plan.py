@@ -29,8 +29,8 @@ from eyeline.patterns import (
     streaming,
 )  # fmt: skip
 from eyeline.planning import Gathered, Plan, Run, Slab, pairs, plan
+from eyeline.testing.kernel import largest_tensor
 from eyeline.testing.pattern import coverage
-from eyeline.testing.watch import largest_tensor
 from eyeline.tokens import Points, Tokens
 
 

@@ -31,8 +31,8 @@ from eyeline.planning import Plan, Reordered, Run, pairs, plan
 from eyeline.planning.orders import Order
 from eyeline.planning.peeling import both, common, negated, peel, replaced
 from eyeline.planning.planner import planned
+from eyeline.testing.kernel import largest_tensor
 from eyeline.testing.pattern import coverage
-from eyeline.testing.watch import largest_tensor
 from eyeline.tokens import Tokens
 
 own_order = st.one_of(

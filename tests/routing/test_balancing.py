@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.routing.balancing import balanced
+from eyeline.mechanisms.routed.sorting import balanced
 from layers.dense import random
 from sinkhorn_oracle import doubly_stochastic
 
@@ -86,7 +86,7 @@ def test_gradients_of_second_order_and_pieces(monkeypatch: pytest.MonkeyPatch) -
         assert torch.autograd.gradcheck(run, scores)
         assert torch.autograd.gradgradcheck(run, scores)
         whole = run(scores)
-        monkeypatch.setattr("eyeline.routing.at_once._NUMBERS", 1)
+        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", 1)
         assert torch.equal(run(scores), whole)
         monkeypatch.undo()
 
@@ -96,7 +96,7 @@ def test_sums_in_steps(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, above = random(1, 2, N, N).requires_grad_(), random(1, 2, N, N, seed=1)
     found = []
     for size in (99, step):
-        monkeypatch.setattr("eyeline.routing.balancing._STEP", size)
+        monkeypatch.setattr("eyeline.mechanisms.routed.sorting._STEP", size)
         p = balanced(scores, may(True), iterations=4, causal=True)
         found.append((p, *torch.autograd.grad((p * above).sum(), scores)))
     for one, other in zip(*found, strict=True):

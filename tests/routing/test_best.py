@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from eyeline import Causal, Explicit, Full, Pattern, PerHead, SameDocument, Tokens, sliding_window
+from eyeline.kernels.route import Route
+from eyeline.mechanisms.routed import scored
+from eyeline.mechanisms.routed.best import at_most, best, listed, weighty
+from eyeline.mechanisms.routed.scored import Scored, allowed, multiplied, sheets
 from eyeline.planning import pairs
-from eyeline.routing import Route, ranges
-from eyeline.routing.best import at_most, best, weighty
-from eyeline.routing.lists import listed
-from eyeline.routing.ranges import allowed, multiplied
-from eyeline.routing.scored import Scored, sheets
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 
 B, H, HK, E, L, S = 2, 6, 3, 5, 11, 23
@@ -35,9 +34,9 @@ PATTERNS = [
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sheets of a few rows, and ranges of a few keys."""
     if request.param:
-        monkeypatch.setattr(ranges, "_PAIRS", 60)
-        monkeypatch.setattr(ranges, "_FEWEST_ROWS", 2)
-        monkeypatch.setattr(ranges, "_RANGE", 4)
+        monkeypatch.setattr(scored, "_PAIRS", 60)
+        monkeypatch.setattr(scored, "_FEWEST_ROWS", 2)
+        monkeypatch.setattr(scored, "_RANGE", 4)
 
 
 def given(pattern: Pattern, *, scale: float = 0.7, padded: bool = False) -> Scored:

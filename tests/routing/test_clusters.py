@@ -10,10 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyeline import Full, Tokens
-from eyeline.routing.cluster_route import best_keys, of_centres, of_members
-from eyeline.routing.lloyd import centre_tokens, clustered
-from eyeline.routing.nearest import means, nearest, sums
-from eyeline.routing.running import first_centroids, moved
+from eyeline.mechanisms.routed.clustered import best_keys, of_centres, of_members
+from eyeline.mechanisms.routed.clusters import (
+    centre_tokens,
+    clustered,
+    first_centroids,
+    means,
+    moved,
+    nearest,
+    sums,
+)
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
 from routed_oracle import meetings
@@ -66,7 +72,7 @@ def test_nearest_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     x, centres = random(H, L, E), random(H, 7, E, seed=1)
     due = torch.cdist(x, centres).argmin(-1)
     for products in (1 << 22, 2 * H * 7, 1):
-        monkeypatch.setattr("eyeline.routing.at_once._NUMBERS", products)
+        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", products)
         assert torch.equal(nearest(x, centres), due)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eyeline.routing import greatest as module
-from eyeline.routing.greatest import among_greatest, greatest
+from eyeline.mechanisms.routed import best as module
+from eyeline.mechanisms.routed.best import among_greatest, greatest
 
 INF = float("inf")
 

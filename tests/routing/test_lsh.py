@@ -13,9 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eyeline import Full, Tokens
 from eyeline.errors import InvalidArgument
-from eyeline.routing.hashing import factors, factors_about, hashed, rotations
-from eyeline.routing.line import in_line
-from eyeline.routing.lsh import Hashing
+from eyeline.mechanisms.routed.buckets import Hashing, factors, factors_about, hashed, rotations
+from eyeline.mechanisms.routed.line import in_line
 from eyeline.tokens import NOBODY
 from routed_oracle import meetings
 
@@ -152,7 +151,7 @@ def test_close_calls_are_decided_in_float64() -> None:
 def test_hashing_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(41)
     whole = hashed(x, (4, 6), rounds=A, seed=7)
-    monkeypatch.setattr("eyeline.routing.hashing._BUDGET", 3000)
+    monkeypatch.setattr("eyeline.mechanisms.routed.buckets._BUDGET", 3000)
     assert torch.equal(whole, hashed(x, (4, 6), rounds=A, seed=7))
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyeline import Tokens
-from eyeline.routing.membership import membership
-from eyeline.routing.standing import standing
+from eyeline.mechanisms.routed.membership import membership
+from eyeline.mechanisms.routed.standing import standing
 from eyeline.tokens import NOBODY, default_tokens
 
 B, H, L, S, E, C = 2, 3, 23, 29, 5, 4
@@ -116,7 +116,7 @@ def test_similarities_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     q_tokens, k_tokens = default_tokens(L, S)
     routes = []
     for products in (1 << 22, 3 * H * L, 1):
-        monkeypatch.setattr("eyeline.routing.at_once._NUMBERS", products)
+        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", products)
         routes.append(membership(query, key, centroids, 7, q_tokens=q_tokens, k_tokens=k_tokens))
     for route in routes[1:]:
         assert torch.equal(route.queries, routes[0].queries)

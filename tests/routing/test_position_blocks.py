@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from eyeline import Tokens
 from eyeline.errors import InvalidArgument
-from eyeline.routing.position_blocks import position_blocks
+from eyeline.mechanisms.routed.position_blocks import position_blocks
 from sinkhorn_oracle import blocks_of
 
 

@@ -34,7 +34,7 @@ from eyeline.scores import (
     T5Bias,
     TransformerXL,
 )  # fmt: skip
-from eyeline.testing.scored import trained
+from eyeline.testing.cases import trained
 
 BATCH, HEADS, KEY_HEADS, WIDTH, N = 2, 6, 2, 5, 47
 

@@ -18,7 +18,7 @@ from eyeline.scores import (
     T5Bias,
     TransformerXL,
 )  # fmt: skip
-from eyeline.testing.scored import trained
+from eyeline.testing.cases import trained
 
 TOKENS = Tokens.listed([-1, 0, 1, 3, 4])
 MODS: list[ScoreMod] = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from eyeline import Causal, Pattern, PerHead, Strided, attention, longformer, sparse_transformer
 from eyeline.scores import Dropout, OffsetFactor, Shaw, Softcap
 from eyeline.scores.base import Pairs
-from eyeline.testing.scored import trained
+from eyeline.testing.cases import trained
 from eyeline.tokens import Tokens, default_tokens
 from scores.formulas import HEADS, KEY_HEADS, PLACES, Call, N, Place
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from eyeline import Causal, Pattern, Strided, attention, longformer, streaming
 from eyeline.scores import ALiBi, OffsetFactor, ScoreMod, Shaw, Softcap, T5Bias, TransformerXL
-from eyeline.testing.watch import largest_tensor
+from eyeline.testing.kernel import largest_tensor
 
 LENGTH = 20_011
 LONG: list[ScoreMod] = [T5Bias(2, bidirectional=False), Shaw(4, 64)]

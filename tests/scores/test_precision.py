@@ -8,7 +8,7 @@ from torch import nn
 
 from eyeline import Causal, Sinks, Window, attention
 from eyeline.scores import ALiBi, OffsetBias, ScoreMod, Shaw, T5Bias, TransformerXL
-from eyeline.testing.scored import trained
+from eyeline.testing.cases import trained
 
 FAR = Causal() & Sinks(5)
 """Where keys stand far away, biases are large, and only their differences count."""

@@ -21,8 +21,8 @@ from eyeline.scores import (
     T5Bias,
     TransformerXL,
 )  # fmt: skip
+from eyeline.testing.cases import trained
 from eyeline.testing.kernel import parity_of
-from eyeline.testing.scored import trained
 from eyeline.tokens import Tokens
 from strategies import patterns, token_pairs
 

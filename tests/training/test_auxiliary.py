@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.auxiliary import auxiliary_loss
-from eyeline.mechanisms.kmeans import KMeans
-from eyeline.training.loop import Loop
-from eyeline.training.metrics import read_metrics
+from eyeline.mechanisms.routed.kmeans import KMeans
+from eyeline.training.loop import Loop, read_metrics
 from eyeline.training.processes import ALONE, Processes
 from eyeline.training.trainer import Diverged, Trainer
 from training.tiny import tiny_run, trainer_of

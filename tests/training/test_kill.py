@@ -13,7 +13,7 @@ import pytest
 
 from eyeline.loading import load
 from eyeline.training import train
-from eyeline.training.metrics import read_metrics
+from eyeline.training.loop import read_metrics
 from eyeline.training.states import last_step, read_run
 from training.test_resume import Stop, same, until
 from training.tiny import write_text

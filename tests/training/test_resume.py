@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from eyeline.errors import CheckpointError, EyelineError, InvalidArgument
 from eyeline.loading import load
 from eyeline.training import train
-from eyeline.training.metrics import read_metrics
+from eyeline.training.loop import read_metrics
 from eyeline.training.states import last_step, read_run, read_state, states, write_state
 from training.tiny import tiny_run, trainer_of
 

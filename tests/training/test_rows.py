@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyeline.errors import InvalidArgument
-from eyeline.training.rows import RowOrder, padded, split_rows
-from eyeline.training.tables import Row, read_folders, read_table
+from eyeline.training.rows import Row, RowOrder, padded, read_folders, read_table, split_rows
 
 
 def table(tmp_path: Path, content: str, name: str = "rows.tsv") -> str:

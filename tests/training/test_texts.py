@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from eyeline.errors import InvalidArgument
 from eyeline.tokenizer import ByteTokenizer
-from eyeline.training.texts import Stretch, Texts, read_texts
-from eyeline.training.windows import Windows, half_windows
+from eyeline.training.texts import Stretch, Texts, Windows, half_windows, read_texts
 from training.tiny import text
 
 BYTES = ByteTokenizer()

@@ -17,10 +17,9 @@ from eyeline.patterns import Causal, sliding_window
 from eyeline.training.classification import classes_of
 from eyeline.training.masked import hide
 from eyeline.training.processes import ALONE
+from eyeline.training.rows import Row
 from eyeline.training.run import Run
-from eyeline.training.schedule import rate_at
-from eyeline.training.tables import Row
-from eyeline.training.trainer import Diverged
+from eyeline.training.trainer import Diverged, rate_at
 from training.tiny import tiny_run, trainer_of
 
 TASKS = ("lm", "mlm", "classify", "seq2seq")

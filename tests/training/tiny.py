@@ -9,8 +9,8 @@ from typing import Any
 from eyeline.training import Course, Run, Shape, Source
 from eyeline.training.making import make_task
 from eyeline.training.processes import ALONE, Processes
+from eyeline.training.texts import tokenizer_of
 from eyeline.training.trainer import Trainer
-from eyeline.training.words import tokenizer_of
 
 WORDS = [
     "the",

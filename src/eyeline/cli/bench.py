@@ -75,7 +75,7 @@ def bench(
         return
     default = pattern if pattern else DEFAULT_PATTERNS
     patterns = {} if kinds else _patterns(default)
-    from eyeline.cli.bar import Bar
+    from eyeline.cli.output import Bar
     from eyeline.measuring import sweep
 
     shape = _shape(heads, dim=dim, kv_heads=kv_heads, dtype=dtype, backward=backward)
@@ -92,7 +92,7 @@ def bench(
             progress=report,
         )
     if plot is not None:
-        from eyeline.cli.bench_figure import draw
+        from eyeline.cli.bench_output import draw
 
         draw(result, plot)
     if as_json:
@@ -104,7 +104,7 @@ def bench(
     if counts is not None:
         _show_counts(counts, False)
         typer.echo()
-    from eyeline.cli.bench_table import show
+    from eyeline.cli.bench_output import show
 
     show(result)
 
@@ -140,7 +140,7 @@ def _kinds(
 
 
 def _counted(kinds: list[Kind], lengths: Sequence[int], heads: int, dim: int) -> Counts:
-    from eyeline.cli.bar import Bar
+    from eyeline.cli.output import Bar
     from eyeline.measuring import count
 
     with Bar("counting") as report:
@@ -153,13 +153,13 @@ def _show_counts(counts: Counts, as_json: bool) -> None:
 
         print_json({"counts": asdict(counts)})
         return
-    from eyeline.cli.counts_table import show
+    from eyeline.cli.bench_output import show_counts
 
-    show(counts)
+    show_counts(counts)
 
 
 def _patterns(texts: tuple[str, ...] | list[str]) -> dict[str, Pattern]:
-    from eyeline.cli.pattern_text import read_patterns
+    from eyeline.cli.options import read_patterns
 
     found = read_patterns(texts)
     for label, each in found.items():

@@ -13,9 +13,9 @@ from eyeline.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from eyeline.cli.loaded import Ready
-    from eyeline.cli.pattern_text import PatternText
+    from eyeline.cli.options import PatternText
+    from eyeline.loading.native_folder import AnyTokenizer
     from eyeline.measuring import Comparison, Row
-    from eyeline.models.own_folder import AnyTokenizer
     from eyeline.patterns import Pattern
 
 LENGTH = 2048
@@ -44,7 +44,7 @@ def compare(
     plot: Plot = None,
 ) -> None:
     """Read a text under patterns: what each costs and loses."""
-    from eyeline.cli.pattern_text import read_patterns
+    from eyeline.cli.options import read_patterns
 
     check_plot(plot)
     asked = read_patterns(pattern if pattern else DEFAULT_PATTERNS)
@@ -54,7 +54,7 @@ def compare(
     )
     title = Title(ready.name, ready.dtype, source.name)
     if plot is not None:
-        from eyeline.cli.compare_figure import draw
+        from eyeline.cli.compare_output import draw
 
         draw(comparison, title, plot)
     if as_json:
@@ -62,7 +62,7 @@ def compare(
 
         print_json(_answer(comparison, ready, source))
     else:
-        from eyeline.cli.compare_table import show
+        from eyeline.cli.compare_output import show
 
         show(comparison, title)
 
@@ -91,8 +91,8 @@ def _measure(
     rounds: int,
     dtype: ModelDtype,
 ) -> tuple[Comparison, Ready]:
-    from eyeline.cli.bar import Bar
     from eyeline.cli.loaded import load_model
+    from eyeline.cli.output import Bar
     from eyeline.measuring import compare as measure
     from eyeline.measuring.comparison import refuse_looking_ahead, room
 

@@ -1,15 +1,15 @@
-"""`eyeline embed`: sentence vectors, and how near they are to each other."""
+"""Vectors a line each, and a table of the cosines between them."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype
-from eyeline.cli.texts import read_texts
+from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype, read_texts
 from eyeline.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -20,6 +20,55 @@ if TYPE_CHECKING:
     from eyeline.embedding import Encoded, Encodes
     from eyeline.models import Model
     from eyeline.models.sentence import SentenceSettings
+
+MOST = 12
+"""Texts up to which there is a table."""
+
+
+def print_vectors(vectors: Tensor) -> None:
+    """One vector a line on stdout. A terminal shows as many numbers as fit in its line."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for vector in vectors.tolist():
+        numbers = [f"{number:.8g}" for number in vector]
+        print(_shortened(numbers, width) if width is not None else " ".join(numbers))
+
+
+def _shortened(numbers: list[str], width: int) -> str:
+    end = f" … {len(numbers):,} numbers; whole in a pipe or with --json"
+    line = ""
+    for number in numbers:
+        if len(line) + len(number) + 1 + len(end) > width:
+            return line + end
+        line += f" {number}" if line else number
+    return line
+
+
+def print_cosines(texts: list[str], vectors: Tensor) -> None:
+    """The cosine of each two of up to ``MOST`` texts, on stderr: stdout is for the vectors."""
+    if not 2 <= len(texts) <= MOST:
+        return
+    from rich.console import Console
+
+    from eyeline.cli.output import table
+    from eyeline.embedding import cosines
+
+    plain = Console(stderr=True, highlight=False)
+    out = plain if plain.is_terminal else Console(stderr=True, highlight=False, width=100)
+    shown = table(out, "cosine", *(str(number) for number in range(1, len(texts) + 1)))
+    room = max(12, out.width - 7 * len(texts) - 4)
+    for number, (text, row) in enumerate(zip(texts, cosines(vectors).tolist(), strict=True), 1):
+        shown.add_row(_label(number, text, room), *(f"{value:.2f}" for value in row))
+    out.print(shown)
+
+
+def _label(number: int, text: str, room: int) -> str:
+    from rich.markup import escape
+
+    line = f"{number} {' '.join(text.split())}"
+    return escape(line if len(line) <= room else f"{line[: room - 1]}…")
+
+
+# `eyeline embed`: sentence vectors, and how near they are to each other.
 
 
 class PoolingChoice(str, Enum):
@@ -67,8 +116,6 @@ def embed(
 
         print_json(_answer(ready, found, encoded, vectors))
     else:
-        from eyeline.cli.embed_table import print_cosines, print_vectors
-
         print_vectors(vectors)
         print_cosines(found, vectors)
         print(_summary(ready.settings, vectors), file=sys.stderr)
@@ -89,9 +136,8 @@ def _load(
     from dataclasses import replace
 
     from eyeline.checkpoints.known import DEFAULT_ENCODER
-    from eyeline.cli.bar import Bar
-    from eyeline.cli.options import torch_dtype
-    from eyeline.cli.pattern_text import read_pattern
+    from eyeline.cli.options import read_pattern, torch_dtype
+    from eyeline.cli.output import Bar
     from eyeline.loading import load
     from eyeline.models.sentence import SentenceSettings
 
@@ -112,7 +158,7 @@ def _load(
 
 
 def _embedded(ready: _Ready, texts: list[str]) -> tuple[list[Encoded], Tensor]:
-    from eyeline.cli.bar import Bar
+    from eyeline.cli.output import Bar
     from eyeline.embedding import embed_ids, encode_texts
 
     settings = ready.settings
@@ -131,7 +177,6 @@ def _embedded(ready: _Ready, texts: list[str]) -> tuple[list[Encoded], Tensor]:
 def _answer(
     ready: _Ready, texts: list[str], encoded: list[Encoded], vectors: Tensor
 ) -> dict[str, Any]:
-    from eyeline.cli.embed_table import MOST
     from eyeline.cli.output import environment
     from eyeline.embedding import cosines
 

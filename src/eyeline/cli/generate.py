@@ -52,7 +52,7 @@ def generate(
 ) -> None:
     """Write a text on, token by token."""
     from eyeline.cli.loaded import load_model
-    from eyeline.cli.pattern_text import read_pattern
+    from eyeline.cli.options import read_pattern
 
     name, prompt = _model_and_prompt(words)
     chosen = read_pattern(pattern) if pattern is not None else None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from eyeline.cli.bar import Bar
 from eyeline.cli.options import ModelDtype, torch_dtype
+from eyeline.cli.output import Bar
 from eyeline.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from eyeline.loading.native_folder import AnyTokenizer
     from eyeline.models import LanguageModel
-    from eyeline.models.own_folder import AnyTokenizer
 
 
 class Ready(NamedTuple):

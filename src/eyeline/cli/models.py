@@ -40,7 +40,7 @@ def models(
 
 def _fetched(name: str) -> Path:
     from eyeline.checkpoints.resolve import resolve
-    from eyeline.cli.bar import Bar
+    from eyeline.cli.output import Bar
 
     with Bar(f"looking for {name}") as report:
         return resolve(name, progress=report)

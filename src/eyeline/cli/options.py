@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +16,8 @@ from eyeline.errors import InvalidArgument, NotSupported
 
 if TYPE_CHECKING:
     import torch
+
+    from eyeline.patterns import Pattern
 
 PATTERN_HELP = (
     'Who may look at whom, such as "streaming(512, 4)" or "causal & window(255, 0)"; or by '
@@ -66,3 +72,112 @@ def check_plot(path: Path | None, *, option: str = "--plot") -> None:
         raise NotSupported(
             f"{option} needs matplotlib; install it with: pip install 'eyeline[app]'"
         )
+
+
+# The text of --pattern: one pattern, or one for each range of layers.
+
+_RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?:(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PatternText:
+    """What was asked for, parsed: patterns for ranges of layers, or a single one for all."""
+
+    label: str
+    ranges: Sequence[tuple[range, Pattern]] = ()
+    single: Pattern | None = None
+
+    def of_layers(self, layers: int) -> Pattern | list[Pattern]:
+        """The pattern, or a list with one per layer.
+
+        Raises InvalidArgument if a layer has none, has two, or does not exist.
+        """
+        if self.single is not None:
+            return self.single
+        chosen: dict[int, Pattern] = {}
+        for numbers, pattern in self.ranges:
+            for layer in numbers:
+                if layer >= layers:
+                    raise self._wrong(f"there is no layer {layer}, they are 0 to {layers - 1}")
+                if layer in chosen:
+                    raise self._wrong(f"layer {layer} is given twice")
+                chosen[layer] = pattern
+        without = [layer for layer in range(layers) if layer not in chosen]
+        if without:
+            raise self._wrong(f"layer {without[0]} of 0 to {layers - 1} is given no pattern")
+        return [chosen[layer] for layer in range(layers)]
+
+    def _wrong(self, what: str) -> InvalidArgument:
+        return InvalidArgument(f"--pattern {self.label!r}: {what}")
+
+
+def read_pattern(text: str) -> PatternText:
+    """Parses the text of one --pattern. Raises PatternSyntaxError with the place of the mistake."""
+    from eyeline.patterns import parse
+
+    label = " ".join(text.split())
+    if ":" not in text:
+        return PatternText(label, single=parse(text))
+    ranges = []
+    for part in text.split(";"):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise InvalidArgument(
+                f"--pattern {label!r}: {part.strip()!r} is not of the form "
+                '"first-last: pattern"; by layers it reads "0-9: causal; 10-29: streaming(512, 4)"'
+            )
+        first, last = int(match[1]), int(match[2] if match[2] is not None else match[1])
+        if last < first:
+            raise InvalidArgument(f"--pattern {label!r}: {first}-{last} has no layers")
+        ranges.append((range(first, last + 1), parse(match[3])))
+    return PatternText(label, ranges)
+
+
+def read_patterns(texts: Sequence[str]) -> dict[str, PatternText]:
+    """Several, by label; what is asked twice stands once."""
+    read = [read_pattern(text) for text in texts]
+    return {each.label: each for each in read}
+
+
+# The texts that a verb is asked about: words of the command line, the lines of a file, stdin.
+
+
+def read_texts(words: list[str] | None, file: str | None) -> list[str]:
+    """The words; or the lines of a file, or of stdin where "-" stands for either.
+
+    Raises InvalidArgument where neither or both are given, for a file that cannot be read, and
+    for a text that is empty, with its place.
+    """
+    if bool(words) == (file is not None):
+        what = "both were" if words else "nothing was"
+        raise InvalidArgument(f"give one TEXT or several, or --file; {what} given")
+    if words and "-" not in words:
+        return _checked(words, "text {} of the command line")
+    if words and len(words) > 1:
+        raise InvalidArgument("- reads the texts from stdin, and stands alone")
+    if file is None or file == "-":
+        return _checked(_lines(sys.stdin.read()), "stdin, line {}")
+    return _checked(_lines(_content(file)), f"--file {file}, line {{}}")
+
+
+def _content(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"--file {file}: not UTF-8 text (byte {error.start:,})") from None
+    except OSError as error:
+        raise InvalidArgument(f"--file {file}: {error.strerror}") from None
+
+
+def _lines(text: str) -> list[str]:
+    """Only a line's end ends it: other signs that Unicode calls so may stand in a text."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _checked(texts: list[str], place: str) -> list[str]:
+    if not texts:
+        raise InvalidArgument(f"{place.partition(',')[0]}: there is no text in it")
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise InvalidArgument(f"{place.format(number)}: the text is empty")
+    return texts

@@ -51,7 +51,7 @@ def plan(
     """Show a pattern at a length: picture, cost, kernel."""
     check_plot(image, option="--image")
     rule = _single(pattern)
-    from eyeline.cli.bar import Bar
+    from eyeline.cli.output import Bar
     from eyeline.cli.plan_report import Asked, report
 
     keys = key_length if key_length is not None else length
@@ -68,13 +68,13 @@ def plan(
 
         print_json(answer(found))
     else:
-        from eyeline.cli.plan_table import show
+        from eyeline.cli.plan_output import show
 
         show(found)
 
 
 def _single(text: str) -> Pattern:
-    from eyeline.cli.pattern_text import read_pattern
+    from eyeline.cli.options import read_pattern
 
     read = read_pattern(text)
     if read.single is None:
@@ -83,7 +83,7 @@ def _single(text: str) -> Pattern:
 
 
 def _draw(asked: Asked, pairs: int, path: Path) -> None:
-    from eyeline.cli.plan_figure import draw
+    from eyeline.cli.plan_output import draw
     from eyeline.planning.pictures import picture
 
     made = picture(asked.shown, asked.queries, asked.keys, cells=_FINE)

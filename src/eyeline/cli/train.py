@@ -89,9 +89,8 @@ def _train(
 ) -> None:  # fmt: skip
     if resume and force:
         raise InvalidArgument("--resume goes on and --force begins anew: give one of them")
-    from eyeline.cli.train_display import Display
+    from eyeline.cli.train_output import Display, answer, show
     from eyeline.cli.train_run import new_run, resumed_run
-    from eyeline.cli.train_summary import answer, show
     from eyeline.training import leave
     from eyeline.training import train as run_training
     from eyeline.training.processes import joined

@@ -11,8 +11,17 @@ from eyeline.cli.options import ModelDtype
 from eyeline.errors import InvalidArgument
 from eyeline.loading import multiplies_bfloat16
 from eyeline.mechanisms.recipes import recipe
-from eyeline.training.presets import FAMILIES, USUAL, size_of
-from eyeline.training.run import Course, Precision, Run, Shape, Source, TaskName
+from eyeline.training.run import (
+    FAMILIES,
+    USUAL,
+    Course,
+    Precision,
+    Run,
+    Shape,
+    Source,
+    TaskName,
+    size_of,
+)
 from eyeline.training.states import read_run
 
 _SHAPE = ("layers", "width", "heads", "length", "dropout")
@@ -79,7 +88,7 @@ def _with(run: Run, asked: Mapping[str, Any]) -> Run:
 
 
 def _pattern(text: str, layers: int) -> tuple[str, ...]:
-    from eyeline.cli.pattern_text import read_pattern
+    from eyeline.cli.options import read_pattern
 
     found = read_pattern(text).of_layers(layers)
     return tuple(map(str, found)) if isinstance(found, list) else (str(found),)

@@ -1,4 +1,4 @@
-"""`eyeline translate`: texts to other texts, by a model that was trained on pairs."""
+"""How good translations were, as a table: the model beside copying."""
 
 from __future__ import annotations
 
@@ -11,12 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from eyeline.cli.options import Json
+from eyeline.cli.output import console, counted, duration, percent, table
 from eyeline.errors import CheckpointError, InvalidArgument
+from eyeline.translation import Report
 
 if TYPE_CHECKING:
     from eyeline.models import Transformer
-    from eyeline.translation import Report, Translation
+    from eyeline.translation import Translation
     from eyeline.translation.texts import TextIds
+
+
+def show(report: Report, seconds: float) -> None:
+    """Exact match and character error rate, and what is left where copying is wrong."""
+    out = console()
+    made = table(out, "", "exact", "exact where changed", "character errors")
+    for name, exact, changed, errors in (
+        ("model", report.exact, report.changed_exact, report.error_rate),
+        ("copying the source", report.copy_exact, 0.0, report.copy_error_rate),
+    ):
+        made.add_row(name, percent(exact), percent(changed), percent(errors))
+    out.print(made)
+    pairs = counted(report.pairs, "pair", "pairs")
+    out.print(f"{pairs}, {report.changed:,} changed by the reference · {duration(seconds)}")
+
+
+# `eyeline translate`: texts to other texts, by a model that was trained on pairs.
 
 
 def translate(
@@ -66,8 +85,6 @@ def translate(
         })  # fmt: skip
         return
     if said is not None:
-        from eyeline.cli.translate_table import show
-
         show(said, seconds)
     else:
         _show(sources, found, best)
@@ -84,19 +101,19 @@ def _asked(
 ) -> tuple[list[str], list[str] | None]:
     """The texts, and what they should become if that is known."""
     if score is None:
-        from eyeline.cli.texts import read_texts
+        from eyeline.cli.options import read_texts
 
         return read_texts(texts, file), None
     if texts or file is not None:
         raise InvalidArgument("--score has its own texts: give no TEXT and no --file beside it")
-    from eyeline.training.tables import read_table
+    from eyeline.training.rows import read_table
 
     rows = read_table(str(score), ("1", "2"))
     return [row.first for row in rows], [row.second for row in rows]
 
 
 def _load(folder: str) -> _Ready:
-    from eyeline.cli.bar import Bar
+    from eyeline.cli.output import Bar
     from eyeline.loading import load
     from eyeline.models import Transformer
 
@@ -113,7 +130,7 @@ def _load(folder: str) -> _Ready:
 
 
 def _translated(ready: _Ready, sources: list[str], **options: Any) -> list[list[Translation]]:
-    from eyeline.cli.bar import Bar
+    from eyeline.cli.output import Bar
     from eyeline.translation import translate as translate_texts
 
     with Bar("translating") as report:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache
-from eyeline.checks import check_size
+from eyeline.checks import check_size, equal
 from eyeline.errors import InvalidArgument
-from eyeline.functional.equal import equal
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
 

@@ -1,4 +1,4 @@
-"""The part of a block that works on each token alone."""
+"""The part of a block that works on each token alone: norms and feed-forward."""
 
 from __future__ import annotations
 
@@ -12,6 +12,65 @@ from torch.nn import functional
 from eyeline.errors import InvalidArgument
 from eyeline.exact.call import probability
 from eyeline.layers.checks import check_sizes
+
+# Work on each token alone, done some tokens at a time.
+
+# What lies between two products of this many rows still fits the processor's cache.
+_ROWS = 1024
+
+
+def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for a function that maps each row of x (…, width) without the others.
+
+    The memory between its steps is that of 1,024 rows, and a long text is read faster for it.
+    """
+    rows = x.flatten(0, -2)
+    if rows.shape[0] <= _ROWS:
+        return function(x)
+    out = torch.cat([function(part) for part in rows.split(_ROWS)])
+    return out.view(*x.shape[:-1], -1)
+
+
+# Norms that torch lacks, or has in many small steps.
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / √(mean(x²) + ε) ⊙ weight over the last dimension; float32 inside. Zhang 2019.
+
+    x: (…, width); weight: (width,).
+
+    torch's ``rms_norm`` is seven operators on a CPU, its ``layer_norm`` one. The vector (x, -x)
+    has mean 0 and variance mean(x²), so the first half of its layer norm is the same thing, and
+    for one row, as in writing, it takes half the time.
+    """
+    width = x.shape[-1]
+    if x.numel() != width or x.device.type != "cpu":
+        return functional.rms_norm(x, (width,), weight, eps)
+    both = functional.layer_norm(torch.cat((x, -x), -1), (2 * width,), eps=eps)
+    return both[..., :width] * weight
+
+
+@final
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + ε) ⊙ weight over the last dimension, (…, width): ``rms_norm`` as a module.
+
+    weight starts as 1. Zhang and Sennrich 2019. nn.LayerNorm is torch's own, and used as it is.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        check_sizes(width=width)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps:g}"
+
+
+# The part of a block that works on each token alone.
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """relu(x) = max(x, 0); gelu(x) = x Φ(x); gelu_tanh, its approximation by tanh; silu(x) = x σ(x)."""

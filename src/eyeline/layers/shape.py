@@ -12,8 +12,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.exact.call import PatternLike
 from eyeline.layers.attention import MultiHeadAttention
 from eyeline.layers.block import Block, DecoderBlock, Norm
-from eyeline.layers.feedforward import Activation, FeedForward, GatedFeedForward
-from eyeline.layers.norm import RMSNorm
+from eyeline.layers.feedforward import Activation, FeedForward, GatedFeedForward, RMSNorm
 from eyeline.layers.positions import Position, sorted_positions
 from eyeline.layers.stack import DecoderStack, Stack
 from eyeline.mechanisms import Exact, ExtraTokens

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from eyeline.layers.checks import check_tokens
 from eyeline.mechanisms import Linformer
-from eyeline.mechanisms.places import without_documents
+from eyeline.mechanisms.fewer.places import without_documents
 from eyeline.tokens import Tokens
 
 

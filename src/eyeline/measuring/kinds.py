@@ -1,9 +1,10 @@
-"""The lines of the table that compares everything: mechanisms and layers by name."""
+"""The ancestors as the table calls all layers: with one text, x (B, L, width)."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -12,18 +13,66 @@ from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import Convolution, MultiHeadAttention, Recurrent
-from eyeline.layers.ancestors import LSTMN
-from eyeline.measuring.ancestors import (
-    decomposable,
-    intra_decoder,
-    intra_temporal,
-    structured,
-)  # fmt: skip
-from eyeline.mechanisms.making import Heads
-from eyeline.mechanisms.recipes import Option, Recipe, word_and_options
+from eyeline.layers.ancestors import (
+    LSTMN,
+    Decomposable,
+    IntraDecoder,
+    IntraTemporal,
+    StructuredAttention,
+)
+from eyeline.measuring.timing import Progress, silent
+from eyeline.mechanisms.recipes import Heads, Option, Recipe, word_and_options
 from eyeline.patterns import Causal, Full, Pattern, parse
 from eyeline.planning.cost import Asked, Work
 from eyeline.planning.path_length import dilated_path
+
+
+@final
+class OfTokens(nn.Module):
+    """A layer whose arguments are made of one text; it counts as the layer itself does."""
+
+    def __init__(self, layer: Any, call: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.layer, x)
+
+    def work(self, asked: Asked) -> Work:
+        """The layer's own."""
+        found: Work = self.layer.work(asked)
+        return found
+
+    def path(self, length: int) -> int:
+        """The layer's own."""
+        found: int = self.layer.path(length)
+        return found
+
+
+def structured(width: int, hidden: int = 64, *, hops: int = 4) -> nn.Module:
+    """Lin et al. 2017: the matrix of a sentence."""
+    return OfTokens(StructuredAttention(width, hidden, hops), lambda layer, x: layer(x).embedding)
+
+
+def decomposable(
+    width: int, hidden: int = 64, *, classes: int = 3, intra: bool = False
+) -> nn.Module:
+    """Parikh et al. 2016: a sentence compared with itself."""
+    layer = Decomposable(width, hidden, classes=classes, intra=intra)
+    return OfTokens(layer, lambda layer, x: layer(x, x))
+
+
+def intra_temporal(width: int) -> nn.Module:
+    """Paulus et al. 2017: as many decoder states as words of the memory."""
+    return OfTokens(IntraTemporal(width), lambda layer, x: layer(x, x).context)
+
+
+def intra_decoder(width: int) -> nn.Module:
+    """Paulus et al. 2017: decoder states that look at the earlier ones."""
+    return IntraDecoder(width)
+
+
+# The lines of the table that compares everything: mechanisms and layers by name.
 
 DILATED = "dilated_convolution"
 Options = tuple[tuple[str, Option], ...]
@@ -255,3 +304,78 @@ def _ways(layer: nn.Module) -> tuple[int, int]:
 
 def _shown(value: Option) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+# The computed half of the table: what each layer takes, and how that grows.
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One layer of ``width`` with ``heads`` heads, forward, for one row of ``length`` tokens.
+
+    multiplications: of its formula, beside the projections, which are counted in ``projections``;
+    computed: those that are made, with tiles, chunks and padding. growth_in_length, and _width:
+    log₂ of how many times more ``multiplications`` are if length, or width, doubles (as many heads,
+    twice as wide). steps: how many must wait for each other. path: layers until all have heard of
+    all they ever can; None where that is not known, for the reason in ``unknown``.
+    """
+
+    label: str
+    multiplications: int
+    computed: int
+    projections: int
+    growth_in_length: float
+    growth_in_width: float
+    steps: int
+    path: int | None
+    unknown: str | None = None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The table at one length."""
+
+    length: int
+    width: int
+    heads: int
+    rows: tuple[Counted, ...]
+
+
+def count(
+    kinds: Sequence[Kind], length: int, width: int, heads: int, *, progress: Progress = silent
+) -> Counts:
+    """Counts every kind; nothing is run. Raises InvalidArgument for sizes below 1."""
+    for name, size in (("length", length), ("width", width), ("heads", heads)):
+        if size < 1:
+            raise InvalidArgument(f"{name}={size}: at least 1")
+    rows = []
+    for place, kind in enumerate(kinds):
+        progress(f"counting {kind.label}", place, len(kinds))
+        rows.append(_counted(kind, length, width, heads))
+    return Counts(length, width, heads, tuple(rows))
+
+
+def _counted(kind: Kind, length: int, width: int, heads: int) -> Counted:
+    here = kind.work(length, width, heads)
+    longer = kind.work(2 * length, width, heads).multiplications
+    wider = kind.work(length, 2 * width, heads).multiplications
+    path, unknown = None, None
+    try:
+        path = kind.path(length, heads)
+    except NotSupported as refusal:
+        unknown = str(refusal)
+    return Counted(
+        label=kind.label,
+        multiplications=here.multiplications,
+        computed=here.computed_multiplications,
+        projections=here.projections,
+        growth_in_length=_growth(here.multiplications, longer),
+        growth_in_width=_growth(here.multiplications, wider),
+        steps=here.steps,
+        path=path,
+        unknown=unknown,
+    )
+
+
+def _growth(one: int, two: int) -> float:
+    return math.log2(two / one) if one and two else 0.0

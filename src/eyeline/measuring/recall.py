@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from eyeline.caches import Cache
-from eyeline.measuring.progress import Progress, silent
+from eyeline.measuring.timing import Progress, silent
 from eyeline.models import LanguageModel
 
 # The sentences have little in common, so that finding one is not hindered by telling them apart.

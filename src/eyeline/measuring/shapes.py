@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from eyeline.errors import InvalidArgument
-from eyeline.functional import attention
+from eyeline.exact import attention
 from eyeline.mechanisms import Heads
 from eyeline.patterns import Pattern
 

@@ -1,4 +1,4 @@
-"""`bench`: one attention shape, several patterns and kernels, against torch's SDPA by length."""
+"""What stands around attention in a block: how long projections, feed-forward and norms take."""
 
 from __future__ import annotations
 
@@ -8,20 +8,58 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import choose, make_request
-from eyeline.measuring.around import Around, around
+from eyeline.layers import FeedForward
 from eyeline.measuring.kinds import Kind
-from eyeline.measuring.memory import installed
-from eyeline.measuring.peaks import peak_alone, peak_of
-from eyeline.measuring.progress import Progress, Stages, silent
+from eyeline.measuring.peaks import installed, peak_alone, peak_of
 from eyeline.measuring.shapes import Attend, Shape, sdpa_causal, through
-from eyeline.measuring.timing import by_turns, crossover
+from eyeline.measuring.timing import Progress, Stages, by_turns, crossover, silent
 from eyeline.patterns import Pattern
 from eyeline.planning import pairs
 from eyeline.planning.peeling import rules
+
+
+@dataclass(frozen=True)
+class Around:
+    """Seconds of a block, beside attention proper: of its four projections, and of the rest."""
+
+    projections: float
+    rest: float
+
+
+def around(shape: Shape, length: int, *, rounds: int) -> Around:
+    """Of a block as wide as the heads together, whose feed-forward is four times as wide.
+
+    Medians, by turns; with the shape's backward pass, if it has one.
+    """
+    width, kv_width = shape.heads * shape.dim, shape.groups * shape.dim
+    outward = (width, kv_width, kv_width, width)
+    projections = _Side([nn.Linear(width, out) for out in outward])
+    norms = [nn.LayerNorm(width), nn.LayerNorm(width)]
+    rest = _Side([*norms, FeedForward(width, 4 * width, activation="gelu")])
+    x = torch.randn(1, length, width, dtype=shape.dtype, requires_grad=shape.backward)
+    runs = {
+        name: partial(shape.run, module.to(shape.dtype), (x,))
+        for name, module in (("projections", projections), ("rest", rest))
+    }
+    return Around(**by_turns(runs, rounds=rounds))
+
+
+class _Side(nn.Module):
+    """Layers side by side on one input, whose outputs are all needed."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x) for layer in self.layers], -1)
+
+
+# `bench`: one attention shape, several patterns and kernels, against torch's SDPA by length.
 
 # Seconds of one run after which a case is not run at longer lengths.
 _PATIENCE = 10.0

@@ -6,6 +6,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from eyeline.exact import attention, attention_weights
 from eyeline.exact.call import (
     PatternLike,
     ScoreModLike,
@@ -14,7 +15,6 @@ from eyeline.exact.call import (
     check_pattern_heads,
     probability,
 )  # fmt: skip
-from eyeline.functional import attention, attention_weights
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.cost import Asked, Work, of_pattern

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from eyeline.models import bert, gpt2, llama
+from eyeline.models.base import Family as Family
 from eyeline.models.base import LanguageModel as LanguageModel
 from eyeline.models.base import Model as Model
 from eyeline.models.bert import Bert as Bert
 from eyeline.models.bert import BertClassifier as BertClassifier
 from eyeline.models.bert import BertConfig as BertConfig
 from eyeline.models.bert import BertMasked as BertMasked
-from eyeline.models.family import Family as Family
 from eyeline.models.gpt2 import GPT2 as GPT2
 from eyeline.models.gpt2 import GPT2Config as GPT2Config
 from eyeline.models.llama import Llama as Llama

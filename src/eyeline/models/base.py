@@ -1,10 +1,12 @@
-"""What models of all families share, and what language models do alike: caches, ids, losses."""
+"""A family of models: its configuration, its module, and what files call its weights."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -14,11 +16,49 @@ from torch.nn import functional
 from eyeline.caches import Cache
 from eyeline.checks import check_below
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.layers.cached import cache_of, following
 from eyeline.layers.checks import check_sizes, check_tokens
+from eyeline.layers.stack import cache_of, following
 from eyeline.mechanisms import Heads, Recipe
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
+
+
+@dataclass(frozen=True)
+class Family:
+    """config: a frozen dataclass, with ``from_hf`` where hf is not empty, ``from_gguf`` for gguf.
+
+    names(config, form, names in the file): of the weights in files; None where there are no
+    files but our own. hf: the words for it in ``model_type``; several families may read one,
+    of which that with the file's ``architectures`` is taken, or the first, if nobody says which.
+    gguf: its ``general.architecture``.
+    derived: whether a tensor of a file follows from the configuration. tied: tensors that files
+    may hold although they equal the parameter of that name.
+    """
+
+    config: type[Any]
+    model: Callable[..., Model]
+    names: Callable[[Any, Form, Collection[str]], Names] | None = None
+    hf: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    gguf: str | None = None
+    derived: Callable[[str], bool] = lambda name: False
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+    def make(self, config: Any, choices: Mapping[str, Any]) -> Model:
+        """The model, its weights drawn. Raises NotSupported for a choice that it has not."""
+        takes = list(inspect.signature(self.model).parameters)[1:]
+        unknown = [name for name in choices if name not in takes]
+        if unknown:
+            name = getattr(self.model, "__name__", "the model")
+            raise NotSupported(f"{name} has no {' or '.join(unknown)}; it has {', '.join(takes)}")
+        return self.model(config, **choices)
+
+    def word(self, form: Form) -> tuple[str, ...]:
+        """What files of that form call the family."""
+        return self.hf if form == "huggingface" else tuple(filter(None, (self.gguf,)))
+
+
+# What models of all families share, and what language models do alike: caches, ids, losses.
 
 Encodings = Literal["absolute", "recounted"]
 Form = Literal["huggingface", "gguf"]

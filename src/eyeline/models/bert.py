@@ -35,7 +35,7 @@ from eyeline.models.base import (
     made,
     per_layer,
 )
-from eyeline.models.guard import Attributes
+from eyeline.models.config_reader import Attributes
 from eyeline.models.places import places
 from eyeline.models.pooling import Pooling, pooled
 from eyeline.patterns import Full, Pattern

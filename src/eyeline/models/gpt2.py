@@ -20,9 +20,9 @@ from eyeline.caches import Cache
 from eyeline.checks import check_number
 from eyeline.exact.call import probability
 from eyeline.layers import FeedForward, LayerCache, by_rows
-from eyeline.layers.cached import attend
 from eyeline.layers.checks import check_sizes
 from eyeline.layers.feedforward import Activation
+from eyeline.layers.stack import attend
 from eyeline.mechanisms import Recipe
 from eyeline.models.base import (
     Form,
@@ -34,7 +34,7 @@ from eyeline.models.base import (
     drawn,
     made,
 )  # fmt: skip
-from eyeline.models.guard import Attributes
+from eyeline.models.config_reader import Attributes
 from eyeline.patterns import Causal, Pattern
 from eyeline.tokens import NOBODY, Tokens
 

@@ -19,12 +19,11 @@ from eyeline.encodings.rotary import Rotary, Tables
 from eyeline.encodings.rotary_scaling import Scaling
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import GatedFeedForward, LayerCache, by_rows, rms_norm
-from eyeline.layers.cached import attend
 from eyeline.layers.checks import check_sizes
+from eyeline.layers.stack import attend
 from eyeline.mechanisms import Recipe
 from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart, made
-from eyeline.models.guard import Attributes
-from eyeline.models.rotary_config import read_rotary
+from eyeline.models.config_reader import Attributes, read_rotary
 from eyeline.patterns import Causal, Pattern, sliding_window
 from eyeline.tokens import Tokens
 

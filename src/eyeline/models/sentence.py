@@ -15,8 +15,8 @@ from typing import Any
 from eyeline.checkpoints.base import damaged, read_list, read_object, shown
 from eyeline.errors import NotSupported
 from eyeline.models.bert import BertConfig
+from eyeline.models.config_reader import Attributes
 from eyeline.models.gpt2 import GPT2Config
-from eyeline.models.guard import Attributes
 from eyeline.models.pooling import Pooling
 
 MODULES = "modules.json"

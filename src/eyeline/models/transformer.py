@@ -29,9 +29,9 @@ from eyeline.layers import (
     Projected,
     Stack,
 )
-from eyeline.layers.cached import following
 from eyeline.layers.checks import check_tokens
 from eyeline.layers.positions import added_at
+from eyeline.layers.stack import following
 from eyeline.mechanisms import Heads, Recipe
 from eyeline.models.base import Model, apart, check_heads, check_ids, per_layer, really
 from eyeline.patterns import Causal, Full, Pattern

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eyeline.caches import Cache, Layout
-from eyeline.functional import attention
+from eyeline.exact import attention
 from eyeline.patterns import Causal, Chunks, Pattern, SameDocument, Sinks, sliding_window, streaming
 from eyeline.tokens import Tokens
 

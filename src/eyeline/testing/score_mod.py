@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from eyeline.exact.call import Kernel
 from eyeline.kernels import decode, sdpa, tiles
 from eyeline.scores import OutputStep, Product, ScoreMod, Softcap, Step
-from eyeline.testing.cases import Case
+from eyeline.testing.cases import Case, situations
 from eyeline.testing.kernel import PROPERTIES
-from eyeline.testing.scored import situations
 
 _SHOWN = ("parity", "future_does_not_matter", "empty_rows", "repeats_itself", "nobody_is_nobody")
 

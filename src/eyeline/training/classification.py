@@ -15,10 +15,9 @@ from eyeline.errors import InvalidArgument
 from eyeline.models.bert import BertClassifier
 from eyeline.tokens import Tokens
 from eyeline.training.processes import Processes
-from eyeline.training.rows import RowOrder, padded
-from eyeline.training.tables import Row
+from eyeline.training.rows import Row, RowOrder, padded
 from eyeline.training.task import Batch, Task
-from eyeline.training.words import TextTokenizer
+from eyeline.training.texts import TextTokenizer
 
 
 class Labelled(NamedTuple):

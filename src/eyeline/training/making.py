@@ -18,19 +18,14 @@ from eyeline.models.gpt2 import GPT2, GPT2Config
 from eyeline.models.llama import Llama, LlamaConfig
 from eyeline.models.transformer import Transformer, TransformerConfig
 from eyeline.patterns import Pattern, parse
-from eyeline.training.causality import check_causal
 from eyeline.training.classification import Classification, classes_of
-from eyeline.training.initial import draw
-from eyeline.training.language import Language
+from eyeline.training.language import Language, check_causal, draw
 from eyeline.training.masked import MaskedLanguage
 from eyeline.training.pairs import SequencePairs
-from eyeline.training.presets import FAMILIES
-from eyeline.training.rows import split_rows
-from eyeline.training.run import Run, Shape
-from eyeline.training.tables import Row, read_folders, read_table
+from eyeline.training.rows import Row, read_folders, read_table, split_rows
+from eyeline.training.run import FAMILIES, Run, Shape
 from eyeline.training.task import Task
-from eyeline.training.texts import Texts, read_texts
-from eyeline.training.words import TextTokenizer, mask_id
+from eyeline.training.texts import Texts, TextTokenizer, mask_id, read_texts
 
 
 def make_task(run: Run, tokenizer: TextTokenizer) -> Task[Any]:

@@ -12,8 +12,7 @@ from eyeline.hashing import generator
 from eyeline.models.bert import NOT_ASKED, BertMasked
 from eyeline.training.processes import Processes
 from eyeline.training.task import Batch, Task
-from eyeline.training.texts import Texts
-from eyeline.training.windows import Windows, half_windows
+from eyeline.training.texts import Texts, Windows, half_windows
 
 _MOST_MEASURED = 1 << 18
 ASKED, HIDDEN, CHANGED = 0.15, 0.8, 0.1

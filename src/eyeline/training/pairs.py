@@ -13,10 +13,9 @@ from eyeline.errors import InvalidArgument
 from eyeline.models.transformer import Transformer
 from eyeline.tokens import Tokens
 from eyeline.training.processes import Processes
-from eyeline.training.rows import RowOrder, padded
-from eyeline.training.tables import Row
+from eyeline.training.rows import Row, RowOrder, padded
 from eyeline.training.task import Batch, Task
-from eyeline.training.words import TextTokenizer
+from eyeline.training.texts import TextTokenizer
 from eyeline.translation import report, source_ids, target_ids, translate
 
 _MOST_TRANSLATED = 500

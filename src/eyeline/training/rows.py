@@ -1,10 +1,13 @@
-"""Rows of different lengths as batches by tokens: alike together, anew in each epoch."""
+"""Rows of two columns from a CSV or TSV file, or from folders by label."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import final
+from pathlib import Path
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -12,7 +15,117 @@ from torch import Tensor
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import generator, mixed
 from eyeline.tokens import Tokens
-from eyeline.training.tables import Row
+from eyeline.training.texts import text_of
+
+_LONGEST_FIELD = 1 << 24
+
+
+class Row(NamedTuple):
+    """Two fields, text and label or source and target, and the line where they stand."""
+
+    first: str
+    second: str
+    line: int
+
+
+def read_table(file: str, columns: tuple[str, str]) -> list[Row]:
+    """The two columns of every line. A .csv has commas and quotes; all else has tabs.
+
+    columns: numbers from 1, or names that stand in the first line. Empty lines are passed over.
+
+    Raises InvalidArgument, with the line, for one that lacks a column or has it empty, and for a
+    file that cannot be read or has no rows.
+    """
+    text = text_of(_bytes(file), file)
+    lines = _lines(text, file)
+    places = _places(file, columns, lines)
+    names = columns if not columns[0].isdigit() else tuple(f"column {c}" for c in columns)
+    rows = []
+    for number, fields in lines:
+        if not any(field.strip() for field in fields):
+            continue
+        found = [fields[place].strip() if place < len(fields) else "" for place in places]
+        for name, field in zip(names, found, strict=True):
+            if not field:
+                there = "is 1 column" if len(fields) == 1 else f"are {len(fields)} columns"
+                raise InvalidArgument(
+                    f"{file}, line {number}: {name} is missing or empty; there {there}"
+                )
+        rows.append(Row(found[0], found[1], number))
+    if not rows:
+        raise InvalidArgument(f"{file}: it has no rows; there is nothing to learn from")
+    return rows
+
+
+def read_folders(root: str) -> list[Row]:
+    """root/LABEL/FILE: each file is a text, and the name of its folder is its label."""
+    folders = sorted(p for p in Path(root).iterdir() if p.is_dir() and p.name[0] != ".")
+    if not folders:
+        raise InvalidArgument(
+            f"{root}: a folder of classes has one folder in it for each, with a file for each text"
+        )
+    rows = []
+    for folder in folders:
+        for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name[0] != "."):
+            text = text_of(_bytes(str(path)), str(path)).strip()
+            if not text:
+                raise InvalidArgument(f"{path}: it is empty; there is nothing to learn from")
+            rows.append(Row(text, folder.name, 1))
+    if not rows:
+        raise InvalidArgument(f"{root}: its folders have no files; there is nothing to learn from")
+    return rows
+
+
+def _bytes(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{file}: {(error.strerror or 'unreadable').lower()}") from None
+
+
+def _lines(text: str, file: str) -> Iterator[tuple[int, Sequence[str]]]:
+    """Line numbers and fields. A quoted field of a CSV may go over several lines."""
+    if not file.lower().endswith(".csv"):
+        for number, line in enumerate(text.split("\n"), start=1):
+            yield number, line.rstrip("\r").split("\t")
+        return
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    number = 1
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InvalidArgument(
+                f"{file}, line {reader.line_num}: it is no CSV: {error}"
+            ) from None
+        yield number, fields
+        number = reader.line_num + 1
+
+
+def _places(
+    file: str, columns: tuple[str, str], lines: Iterator[tuple[int, Sequence[str]]]
+) -> list[int]:
+    """Where the columns stand; the first line is read if it has their names."""
+    if all(column.isdigit() and int(column) > 0 for column in columns):
+        return [int(column) - 1 for column in columns]
+    if any(column.isdigit() for column in columns):
+        raise InvalidArgument(
+            f"columns {columns[0]!r} and {columns[1]!r}: two numbers from 1, or two names"
+        )
+    _, header = next(lines, (1, []))
+    names = [name.strip() for name in header]
+    for column in columns:
+        if column not in names:
+            raise InvalidArgument(
+                f"{file}, line 1: there is no column {column!r}; there are {', '.join(names)}"
+            )
+    return [names.index(column) for column in columns]
+
+
+# Rows of different lengths as batches by tokens: alike together, anew in each epoch.
 
 
 @final

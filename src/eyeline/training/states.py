@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from eyeline.checkpoints.base import damaged, optional, read_object
 from eyeline.checkpoints.folder import SafeTensors
 from eyeline.errors import CheckpointError, EyelineError
-from eyeline.saving import write_whole
-from eyeline.training.optimizer import moments, restore
+from eyeline.loading.saver import write_whole
 from eyeline.training.run import Run
-from eyeline.training.trainer import Trainer
+from eyeline.training.trainer import Trainer, moments, restore
 
 FOLDER, KEPT = "training", 2
 _TENSORS, _STATE, _RUN = "tensors.safetensors", "state.json", "run.json"

@@ -1,19 +1,77 @@
-"""Text files as ids, and which stretches of them are held out."""
+"""The tokenizer of a run: bytes, or a given one, and what training asks of it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from eyeline.checkpoints.base import TokenizerFile, TokenizerSpec
+from eyeline.checkpoints.folder import tokenizer_spec
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import generator
-from eyeline.training.words import TextTokenizer, ids_of
+from eyeline.tokenizer import ByteTokenizer, Tokenizer
+
+TextTokenizer = Tokenizer | ByteTokenizer
+
+BYTES = "bytes"
+
+
+def tokenizer_of(name: str) -> TextTokenizer:
+    """By the word "bytes", or from a tokenizer.json, or from a folder that has one."""
+    if name == BYTES:
+        return ByteTokenizer()
+    path = Path(name)
+    folder = path if path.is_dir() else path.parent
+    file = folder / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidArgument(
+            f"tokenizer {name}: it is {BYTES!r}, a tokenizer.json, or a folder with one"
+        )
+    spec = tokenizer_spec(folder, {}) if file.name == "tokenizer.json" else None
+    if spec is None:
+        spec = TokenizerSpec(TokenizerFile(file), None, (), None, False, None, {})
+    return Tokenizer(spec, file)
+
+
+def ids_of(data: bytes, tokenizer: TextTokenizer, source: str) -> Tensor:
+    """The ids of a file's content, as small as they may be stored: (N,), uint8 or int32.
+
+    Bytes are taken as they are, whatever they mean; a given tokenizer reads UTF-8.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return torch.tensor(tokenizer.encode(text_of(data, source), special=False), dtype=torch.int32)
+
+
+def text_of(data: bytes, source: str) -> str:
+    """Bytes as text. Raises InvalidArgument with the place of what is no UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidArgument(f"{source}, line {line}: it is no UTF-8 text") from None
+
+
+def mask_id(tokenizer: TextTokenizer) -> int:
+    """The id that stands for a hidden token. Raises InvalidArgument if there is none."""
+    known = getattr(tokenizer, "mask_id", None)
+    if known is None:
+        raise InvalidArgument(
+            "the tokenizer has no mask token, and a masked language model needs one; "
+            'train with bytes (--tokenizer bytes), or add one ("[MASK]" or "<mask>")'
+        )
+    return int(known)
+
+
+# Text files as ids, and which stretches of them are held out.
 
 _STRETCHES = 100
 
@@ -118,3 +176,78 @@ def _long(stretches: list[Stretch], length: int, what: str) -> list[Stretch]:
 def _held(stretches: list[Stretch], length: int) -> list[Stretch]:
     """Held-out text may be short: then it is one window."""
     return [each for each in stretches if each.stop - each.start > 1]
+
+
+# Sequences cut out of long texts, anew in each epoch: a pure function of (seed, step).
+
+
+@final
+class Windows:
+    """Windows of ``length`` + ``more`` ids, ``rows`` of them a batch.
+
+    In each epoch every stretch is cut into windows side by side, from an offset drawn anew, and
+    all of them are read in an order drawn anew; with more=1, each window begins with the last id
+    of the one before, so that each id is predicted once an epoch. count: batches per epoch.
+    """
+
+    def __init__(
+        self, ids: Tensor, stretches: Sequence[Stretch], *, length: int, rows: int, seed: int
+    ) -> None:
+        self._ids, self._length, self._seed = ids, length, seed
+        sizes = torch.tensor([each.stop - each.start for each in stretches])
+        self._starts = torch.tensor([each.start for each in stretches])
+        self._windows = torch.where(sizes >= 2 * length, (sizes - length) // length, 1)
+        self._slack = (sizes - 1 - self._windows * length).clamp(0, length - 1)
+        total = int(self._windows.sum())
+        self.rows = min(rows, total)
+        self.count = total // self.rows
+        self._order = lru_cache(maxsize=1)(self._ordered)
+
+    def at(self, step: int, share: slice = slice(None)) -> Tensor:
+        """The batch of step 1, 2, …: int64 (rows, length + 1), or the rows of a share."""
+        epoch, index = divmod(step - 1, self.count)
+        starts = self._order(epoch)[index * self.rows : (index + 1) * self.rows][share]
+        slots = starts[:, None] + torch.arange(self._length + 1)
+        return self._ids[slots].long()
+
+    def _ordered(self, epoch: int) -> Tensor:
+        """The first slot of every window of an epoch, in the order in which they are read."""
+        drawn = generator(self._seed, "windows", epoch)
+        offsets = (torch.rand(len(self._slack), generator=drawn) * (self._slack + 1)).long()
+        nth = torch.arange(int(self._windows.max())).repeat(len(self._windows), 1)
+        inside = nth < self._windows[:, None]
+        starts = ((self._starts + offsets)[:, None] + nth * self._length)[inside]
+        return starts[torch.randperm(len(starts), generator=drawn)]
+
+
+class Measured(NamedTuple):
+    """A window for measuring: ``length`` tokens from slot ``start``, and as many targets.
+
+    The first ``seen`` targets do not count: they are those of the window before.
+    """
+
+    start: int
+    length: int
+    seen: int
+
+
+def half_windows(stretches: Sequence[Stretch], *, length: int, most: int) -> list[Measured]:
+    """Windows that advance by half a length, so that a token has half a length of context.
+
+    So it is as far as its stretch has that much before it. Each token but a stretch's first is a
+    target that counts, once; or, if there are more than ``most`` windows, those of as many, spread
+    evenly.
+    """
+    found: list[Measured] = []
+    for each in stretches:
+        final = each.stop - 1 - length
+        if final <= each.start:
+            found.append(Measured(each.start, each.stop - 1 - each.start, 0))
+            continue
+        starts = [*range(each.start, final, max(1, length // 2)), final]
+        found.append(Measured(starts[0], length, 0))
+        for before, start in pairwise(starts):
+            found.append(Measured(start, length, before + length - start))
+    if len(found) <= most:
+        return found
+    return [found[i * len(found) // most] for i in range(most)]

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from eyeline.errors import InvalidArgument
-from eyeline.models.description import FILE
-from eyeline.models.own_folder import read_tokenizer
-from eyeline.training.loop import Loop, Report
+from eyeline.loading.native_folder import FILE, read_tokenizer
+from eyeline.training.loop import FILE as METRICS
+from eyeline.training.loop import Loop, Report, read_metrics
 from eyeline.training.making import make_task
-from eyeline.training.metrics import FILE as METRICS
-from eyeline.training.metrics import read_metrics
 from eyeline.training.processes import joined
 from eyeline.training.run import Run
 from eyeline.training.states import FOLDER as STATES
 from eyeline.training.states import read_run, read_state, write_run
+from eyeline.training.texts import TextTokenizer, tokenizer_of
 from eyeline.training.trainer import Trainer
-from eyeline.training.words import TextTokenizer, tokenizer_of
 
 # All that a run leaves in its folder; what else is there is somebody's own.
 _WRITTEN = frozenset({
@@ -62,7 +60,7 @@ def train(
 ) -> Trained:
     """Trains, and stores in ``folder`` every ``every`` steps and at the end.
 
-    The folder holds the model as ``eyeline.saving.save`` writes it, metrics.jsonl, and in
+    The folder holds the model as ``eyeline.loading.saver.save`` writes it, metrics.jsonl, and in
     training/ what it takes to go on. It comes into being whole, with the untrained model, so that
     it can be read whatever moment the process ends at. resume: goes on after the last stored
     step; on one thread as if it had never stopped, bit for bit. force: replaces a folder that was

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from eyeline.errors import NotSupported
+from eyeline.exact import attention
 from eyeline.exact.call import probability
-from eyeline.functional import attention
-from eyeline.layers.conversion.calls import (
+from eyeline.layers.conversion.masks import (
     Sizes,
     check_inputs,
     pattern_of_call,
     tokens_of_call,
 )  # fmt: skip
 from eyeline.mechanisms import Exact
-from eyeline.mechanisms.merging import all_weights, looked
+from eyeline.mechanisms.extra import all_weights, looked
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
 

@@ -1,17 +1,146 @@
-"""convert and restore: every attention module of torch inside a model, replaced in place."""
+"""Report: what ``convert`` replaced, what it left, and how far the results are from torch's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument
-from eyeline.layers.conversion.choice import Found, Patterns, choose
+from eyeline.exact.call import as_pattern
 from eyeline.layers.conversion.drop_in import PARAMETERS, TorchAttention
-from eyeline.layers.conversion.report import Replaced, Report
 from eyeline.patterns import Full, Pattern
+
+
+@final
+@dataclass(frozen=True)
+class Replaced:
+    """One attention module. names: where it stands in the model; more than one if it is tied.
+
+    difference: the greatest |ours - torch's| for a small random input under the full pattern, or
+    None where the weights hold no numbers (the meta device).
+    """
+
+    names: tuple[str, ...]
+    pattern: Pattern
+    embed_dim: int
+    num_heads: int
+    difference: float | None
+
+
+@final
+@dataclass(frozen=True)
+class Report:
+    """replaced: module by module. left: the name of each attention module that was not, and why.
+
+    inside: torch's encoders and decoders, and their layers, that now look through replaced ones.
+    """
+
+    replaced: tuple[Replaced, ...]
+    left: tuple[tuple[str, str], ...]
+    inside: tuple[str, ...]
+
+    @property
+    def difference(self) -> float | None:
+        """The greatest of all differences; None if none was measured."""
+        return max((x.difference for x in self.replaced if x.difference is not None), default=None)
+
+    def __str__(self) -> str:
+        found = "not measured" if self.difference is None else f"{self.difference:.1g}"
+        lines = [
+            f"{len(self.replaced)} attention modules replaced; "
+            f"largest difference under the full pattern: {found}"
+        ]
+        width = max(len(x.names[0]) for x in self.replaced)
+        for each in self.replaced:
+            tied = f"  also {', '.join(each.names[1:])}" if len(each.names) > 1 else ""
+            off = "" if each.difference is None else f"  {each.difference:.1g}"
+            lines.append(
+                f"  {each.names[0]:<{width}}  {each.num_heads} heads of "
+                f"{each.embed_dim // each.num_heads}{off}  {each.pattern}{tied}"
+            )
+        lines += [f"  left: {name}: {reason}" for name, reason in self.left]
+        return "\n".join(lines)
+
+
+# Which attention module of a model gets which pattern.
+
+Choice = Pattern | Tensor | None
+"""None: the module stays as it is."""
+
+Patterns = (
+    Pattern | Tensor | Callable[[str, nn.Module], Choice] | Mapping[str, Pattern | Tensor | None]
+)
+"""One for all, a function of a module's name and the module, or a table of names."""
+
+
+@final
+@dataclass(frozen=True)
+class Found:
+    """An attention module in a model. cross: whether torch's decoder looks at its memory by it."""
+
+    names: tuple[str, ...]
+    module: nn.MultiheadAttention
+    cross: bool
+
+
+def choose(patterns: Patterns, found: list[Found]) -> list[Pattern | None]:
+    """The pattern of each module that was found, or None where it stays as it is.
+
+    Raises InvalidArgument for a name in a table that stands for no module, for a pattern made for
+    another number of heads, and for a tied module that would get two.
+    """
+    if isinstance(patterns, Mapping):
+        _check_names(patterns, found)
+    return [_of_module(patterns, each) for each in found]
+
+
+def _of_module(patterns: Patterns, found: Found) -> Pattern | None:
+    choices = [choice for name in found.names for choice in _of_name(patterns, name, found)]
+    chosen = choices[0] if choices else None
+    if any(other != chosen for other in choices):
+        raise InvalidArgument(
+            f"{' and '.join(found.names)} are one module, and would get the patterns "
+            f"{' and '.join(str(x) for x in choices)}"
+        )
+    if chosen is not None and "batch" not in chosen.varies_by:
+        try:
+            chosen.check_call(1, found.module.num_heads)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{found.names[0]}: {error}") from None
+    return chosen
+
+
+def _of_name(patterns: Patterns, name: str, found: Found) -> list[Pattern | None]:
+    """What is said of a name; nothing where a table does not mention it."""
+    if isinstance(patterns, (Pattern, Tensor)):
+        return [Full() if found.cross else as_pattern(patterns)]
+    if not isinstance(patterns, Mapping):
+        choice = patterns(name, found.module)
+        return [None if choice is None else as_pattern(choice)]
+    for key, choice in patterns.items():
+        if fnmatchcase(name, key):
+            named = "*" not in key.rpartition(".")[2]
+            made = None if choice is None else as_pattern(choice)
+            return [Full() if found.cross and not named and made is not None else made]
+    return []
+
+
+def _check_names(patterns: Mapping[str, object], found: list[Found]) -> None:
+    names = [name for each in found for name in each.names]
+    for key in patterns:
+        if not any(fnmatchcase(name, key) for name in names):
+            raise InvalidArgument(
+                f"{key!r} is the name of no nn.MultiheadAttention in the model; there are "
+                f"{', '.join(names)} (* stands for any part of a name)"
+            )
+
+
+# convert and restore: every attention module of torch inside a model, replaced in place.
 
 _HOLDERS = (
     nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder,

@@ -12,7 +12,7 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import PatternLike
 from eyeline.layers.attention import MultiHeadAttention
 from eyeline.mechanisms import Exact
-from eyeline.mechanisms.extra_keys import ExtraKeys
+from eyeline.mechanisms.extra import ExtraKeys
 from eyeline.patterns import Full
 
 

@@ -1,0 +1,1 @@
+"""Linear attention: sums over keys in place of a weight for each pair."""
