@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from eyeline.exact.call import Kernel
+from eyeline.exact.dispatch import Kernel
 from eyeline.kernels import KERNELS, flex, short, tiles
 from eyeline.testing.cases import Case, cases, scored_cases
 from eyeline.testing.kernel import PROPERTIES

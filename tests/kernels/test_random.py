@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyeline.exact.call import Kernel
+from eyeline.exact.dispatch import Kernel
 from eyeline.kernels import KERNELS
 from eyeline.kernels.request import Request
 from eyeline.patterns import Pattern

@@ -1,4 +1,4 @@
-"""Small operations on the tokens of slots. None of them changes the tokens it is given."""
+"""What every cache promises, and the bookkeeping of positions that all of them share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import EMPTY, Bounds, Pattern
 from eyeline.patterns.base import UNBOUNDED
 from eyeline.tokens import NOBODY, Tokens
+
+# Small operations on the tokens of slots. None of them changes the tokens it is given.
 
 
 def join(first: Tokens, second: Tokens) -> Tokens:
@@ -75,8 +77,6 @@ def _documents(tokens: Tokens) -> Tensor:
 def _rows(tensor: Tensor, batch: int | None) -> Tensor:
     return tensor if batch is None or tensor.dim() == 2 else tensor.expand(batch, -1)
 
-
-# What every cache promises, and the bookkeeping of positions that all of them share.
 
 Position = int | Tensor
 """A position for all rows, or int64 (B, 1) when batch rows differ."""

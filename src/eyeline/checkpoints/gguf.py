@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file describes in its keys."""
+"""GGUF files: tensors, the quantised ones expanded by the `gguf` library block by block."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from eyeline.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
+
+# The tokenizer that a GGUF file describes in its keys.
+
 
 PREFIX = "tokenizer."
 
@@ -88,8 +91,6 @@ def _token_id(path: Path, fields: Mapping[str, object], pairs: BytePairs, name: 
 def _special(pairs: BytePairs, ids: Mapping[str, int | None]) -> dict[str, str]:
     return {name: pairs.tokens[index] for name, index in ids.items() if index is not None}
 
-
-# GGUF files: tensors, the quantised ones expanded by the `gguf` library block by block.
 
 # Numbers expanded at once: the intermediates stay in the processor's cache, and torch copies so
 # many with one thread. On a busy machine, waiting for a second one costs far more than the copy.

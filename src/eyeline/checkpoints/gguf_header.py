@@ -1,4 +1,9 @@
-"""A place in untrusted bytes that never runs past their end. All numbers are little-endian."""
+"""The header of a GGUF file, read strictly: no count and no length in it is believed unchecked.
+
+Layout, all little-endian: magic `GGUF`, version u32, tensor count u64, key count u64; per key its
+name, a type u32, a value; per tensor its name, rank u32, sizes u64 (fastest first), type u32,
+offset u64; then the data, aligned. A string is its length u64 and that many bytes of UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,9 @@ from typing import TypeVar
 
 from eyeline.checkpoints.base import damaged, shown
 from eyeline.errors import CheckpointError
+
+# A place in untrusted bytes that never runs past their end. All numbers are little-endian.
+
 
 HEADER_BYTES = 1 << 27
 STRING_BYTES = 1 << 24
@@ -102,12 +110,6 @@ class Cursor:
             values.byteswap()
         return values
 
-
-# The header of a GGUF file, read strictly: no count and no length in it is believed unchecked.
-#
-# Layout, all little-endian: magic `GGUF`, version u32, tensor count u64, key count u64; per key its
-# name, a type u32, a value; per tensor its name, rank u32, sizes u64 (fastest first), type u32,
-# offset u64; then the data, aligned. A string is its length u64 and that many bytes of UTF-8.
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face hub, as its own library keeps and fetches them."""
+"""From a model's name to the file or folder on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from eyeline.checkpoints.base import optional, read_object, shown
 from eyeline.checkpoints.fetch import Progress, Unavailable, fetch
 from eyeline.checkpoints.known import find, nearest
 from eyeline.errors import CheckpointError, EyelineError, FetchError
+
+# Repositories of the Hugging Face hub, as its own library keeps and fetches them.
+
 
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
 _REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
@@ -60,9 +63,6 @@ def download_snapshot(repository: str) -> Path:
         raise FetchError(
             f"{repository}: the hub did not give it ({type(error).__name__}: {reason})"
         ) from None
-
-
-# From a model's name to the file or folder on this machine.
 
 
 def resolve(name: str | os.PathLike[str], *, progress: Progress | None = None) -> Path:

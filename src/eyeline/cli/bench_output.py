@@ -1,4 +1,4 @@
-"""The table of `eyeline bench`."""
+"""What `eyeline bench` shows: the measured table, the computed one, and the figure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from eyeline.measuring import Case, Counted, Counts, Sweep
     from eyeline.measuring.sweeping import Point
+
+# The table of `eyeline bench`.
 
 
 def show(sweep: Sweep) -> None:
@@ -164,8 +166,6 @@ def _counts_notes(counts: Counts) -> list[str]:
     unknown = {f"path of {x.label}: {x.unknown}": None for x in counts.rows if x.unknown}
     return notes + list(unknown)
 
-
-# The figure of `eyeline bench`: time by length, and memory at the longest.
 
 _WIDTH, _WIDE, _HEIGHT = 11.0, 14.5, 5.2
 # Inches of height that a line of the names takes, and of what is above and below the axes.

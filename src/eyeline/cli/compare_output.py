@@ -1,4 +1,4 @@
-"""The tables of `eyeline compare`."""
+"""What `eyeline compare` shows: its tables, and the figure with a row for each pattern."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from eyeline.cli.compare import Title
     from eyeline.measuring import Comparison, Row
+
+# The tables of `eyeline compare`.
 
 
 def show(comparison: Comparison, title: Title) -> None:
@@ -107,8 +109,6 @@ def _notes(comparison: Comparison) -> list[str]:
         )
     return notes
 
-
-# The figure of `eyeline compare`: a row for each pattern, what it costs beside what it loses.
 
 # In inches: the height of a row, what lies above and below the rows, the labels' column.
 _ROW, _ABOVE, _BELOW, _LABELS, _WIDTH = 0.56, 1.42, 0.62, 2.15, 11.0

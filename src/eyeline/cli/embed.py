@@ -1,4 +1,4 @@
-"""Vectors a line each, and a table of the cosines between them."""
+"""`eyeline embed`: sentence vectors, and how near they are to each other."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from eyeline.embedding import Encoded, Encodes
     from eyeline.models import Model
     from eyeline.models.sentence import SentenceSettings
+
+# Vectors a line each, and a table of the cosines between them.
+
 
 MOST = 12
 """Texts up to which there is a table."""
@@ -66,9 +69,6 @@ def _label(number: int, text: str, room: int) -> str:
 
     line = f"{number} {' '.join(text.split())}"
     return escape(line if len(line) <= room else f"{line[: room - 1]}…")
-
-
-# `eyeline embed`: sentence vectors, and how near they are to each other.
 
 
 class PoolingChoice(str, Enum):

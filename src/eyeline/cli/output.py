@@ -1,4 +1,4 @@
-"""A progress bar on stderr, where that is a terminal."""
+"""Numbers as people read them, and the two ways out: a table or JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+# A progress bar on stderr, where that is a terminal.
 
 
 @final
@@ -53,8 +55,6 @@ class Bar:
             self._task, description=what, completed=done, total=total if total else None
         )
 
-
-# Numbers as people read them, and the two ways out: a table or JSON.
 
 WIDE = 95
 """Columns from which on tables need not be narrow."""

@@ -1,4 +1,4 @@
-"""The picture and the table of `eyeline plan`."""
+"""What `eyeline plan` shows: the picture and the table, and the figures of patterns."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from eyeline.cli.plan_report import Report
     from eyeline.planning.pictures import Picture
+
+# The picture and the table of `eyeline plan`.
+
 
 _UNITS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
@@ -115,8 +118,6 @@ def _amount(count: int) -> str:
             return f"{count / size:,.{0 if count >= 100 * size else 1}f} {unit}"
     return f"{count} "
 
-
-# The figures of patterns: one in full, or many side by side.
 
 _NONE, _FEW, _ALL = "#eef1f4", "#c3e3de", "#0b6b63"
 # Up to this many cells on a side stand apart.

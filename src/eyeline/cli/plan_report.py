@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from eyeline.errors import EyelineError, InvalidArgument
-from eyeline.exact.call import make_request, reasons
+from eyeline.exact.call import make_request
+from eyeline.exact.dispatch import reasons
 from eyeline.patterns import EMPTY, Causal, Pattern
 from eyeline.planning import Plan, pairs, plan
 from eyeline.planning.cost import Cost, cost

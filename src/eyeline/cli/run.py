@@ -1,4 +1,7 @@
-"""The verbs, gathered. A verb imports what it works with when it is called, not before."""
+"""From arguments to an exit status: 0, 2 for the user's mistakes, 130 after Ctrl-C.
+
+1 is for a reader of the output that has gone away.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ from eyeline.cli.plan import plan
 from eyeline.cli.train import train
 from eyeline.cli.translate import translate
 from eyeline.errors import EyelineError
+
+# The verbs, gathered. A verb imports what it works with when it is called, not before.
+
 
 EXAMPLES = """Examples:
 
@@ -67,10 +73,6 @@ def start(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
-
-# From arguments to an exit status: 0, 2 for the user's mistakes, 130 after Ctrl-C.
-#
-# 1 is for a reader of the output that has gone away.
 
 CLOSED_PIPE, MISTAKE, INTERRUPTED = 1, 2, 130
 _NEEDED = ("typer", "rich")

@@ -1,4 +1,4 @@
-"""Models, measures and times of training, in words."""
+"""What `eyeline train` shows while it goes on and at its end: bar, lines, figure and summary."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from eyeline.training import Trained
     from eyeline.training.loop import Told
     from eyeline.training.trainer import Trainer
+
+# Models, measures and times of training, in words.
+
 
 _SHARES = frozenset({"accuracy", "commonest", "exact", "error_rate", "copy_exact"})
 NAMES = {
@@ -211,8 +214,6 @@ class Display:
         if not self._silent:
             self._bar.console.print(text, soft_wrap=True, markup=False)
 
-
-# What came out of training: a table and the next command, or JSON.
 
 _NEXT = {
     "lm": 'eyeline generate {folder} "The "',

@@ -1,4 +1,4 @@
-"""How good translations were, as a table: the model beside copying."""
+"""`eyeline translate`: texts to other texts, by a model that was trained on pairs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from eyeline.cli.options import Json
-from eyeline.cli.output import console, counted, duration, percent, table
 from eyeline.errors import CheckpointError, InvalidArgument
-from eyeline.translation import Report
 
 if TYPE_CHECKING:
     from eyeline.models import Transformer
-    from eyeline.translation import Translation
+    from eyeline.translation import Report, Translation
     from eyeline.translation.texts import TextIds
+
+# How good translations were, as a table: the model beside copying.
 
 
 def show(report: Report, seconds: float) -> None:
     """Exact match and character error rate, and what is left where copying is wrong."""
+    from eyeline.cli.output import console, counted, duration, percent, table
+
     out = console()
     made = table(out, "", "exact", "exact where changed", "character errors")
     for name, exact, changed, errors in (
@@ -33,9 +35,6 @@ def show(report: Report, seconds: float) -> None:
     out.print(made)
     pairs = counted(report.pairs, "pair", "pairs")
     out.print(f"{pairs}, {report.changed:,} changed by the reference · {duration(seconds)}")
-
-
-# `eyeline translate`: texts to other texts, by a model that was trained on pairs.
 
 
 def translate(

@@ -9,16 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from eyeline.exact.call import (
-    Call,
-    PatternLike,
-    ScoreModLike,
-    check_call,
-    choose,
-    make_request,
-    reasons,
-)
+from eyeline.exact.call import Call, PatternLike, ScoreModLike, check_call, make_request
 from eyeline.exact.compiled import compiled
+from eyeline.exact.dispatch import choose, reasons
 from eyeline.kernels import reference, tiles
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens

@@ -1,7 +1,8 @@
-"""Tokens that were seen before, found again by what they hold.
+"""``eyeline::attention``: attention as one operator, which torch.compile keeps whole.
 
-A graph of torch.compile hands an operator positions, not the object that stands for them; plans
-are remembered by the object. So the last few are kept, and equal positions get the same one.
+What torch.compile traces is a call of this operator: tensors, and plain values for the rest; see
+``packed``. The operator plans when it runs, for the sizes that are there then, so that one graph
+serves every length. Its derivative is an operator too.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import NotSupported
-from eyeline.exact.call import choose
+from eyeline.exact.dispatch import choose
 from eyeline.exact.packed import CURVES, Packed, entries
 from eyeline.kernels import scoring, tiles
 from eyeline.kernels.request import Request
 from eyeline.scores import Dropout, Softcap, Step
 from eyeline.tokens import Tokens, default_tokens
+
+# Tokens that were seen before, found again by what they hold.
+#
+# A graph of torch.compile hands an operator positions, not the object that stands for them; plans
+# are remembered by the object. So the last few are kept, and equal positions get the same one.
+
 
 # Queries and keys of a few layers that look at different sequences.
 _MOST = 16
@@ -136,12 +143,6 @@ def _reader(table: Tensor, first: int) -> Callable[[Tensor], Tensor]:
 
     return curve
 
-
-# ``eyeline::attention``: attention as one operator, which torch.compile keeps whole.
-#
-# What torch.compile traces is a call of this operator: tensors, and plain values for the rest; see
-# ``packed``. The operator plans when it runs, for the sizes that are there then, so that one graph
-# serves every length. Its derivative is an operator too.
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? q_positions, Tensor? k_positions, "

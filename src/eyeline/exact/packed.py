@@ -1,4 +1,8 @@
-"""The words of patterns, users' own ones too: how an operator reads a pattern's text."""
+"""An attention call as tensors and plain values, which an operator can take.
+
+A pattern is its text and the tensors that its leaves carry. A step is a word, and a table of what
+its curve gives.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from eyeline.patterns.algebra import Compound
 from eyeline.patterns.parser import MAX_CHARACTERS, Parser
 from eyeline.scores import Bias, Factor, Product, Values
 from eyeline.scores.relative import ScaledBias
+
+# The words of patterns, users' own ones too: how an operator reads a pattern's text.
 
 
 def check_words(pattern: Pattern) -> None:
@@ -106,11 +112,6 @@ def _below(kind: type[Pattern]) -> Iterator[type[Pattern]]:
         yield each
         yield from _below(each)
 
-
-# An attention call as tensors and plain values, which an operator can take.
-#
-# A pattern is its text and the tensors that its leaves carry. A step is a word, and a table of what
-# its curve gives.
 
 CURVES: dict[str, type[Bias | ScaledBias | Product | Values | Factor]] = {
     "bias": Bias,

@@ -1,8 +1,4 @@
-"""The blocks of pairs of a request, one after the other, with the slots that stand in them.
-
-For what keeps something of each pair, or adds something up for each key. Output and log-sum-exp
-alone come from ``execute``, which need not know slots.
-"""
+"""The weights of the pairs that look, without a matrix of all pairs: one by one, or summed up."""
 
 from __future__ import annotations
 
@@ -27,6 +23,12 @@ from eyeline.patterns import Full
 from eyeline.planning import Plan, Reordered
 from eyeline.planning.orders import Order
 from eyeline.tokens import Tokens
+
+# The blocks of pairs of a request, one after the other, with the slots that stand in them.
+#
+# For what keeps something of each pair, or adds something up for each key. Output and log-sum-exp
+# alone come from ``execute``, which need not know slots.
+
 
 # Working memory of one block, in bytes.
 _BUDGET = 4 << 20
@@ -122,9 +124,6 @@ def _of_plan(sheet: Sheet, plan: Plan, inputs: Inputs, slots: Slots) -> Iterator
 def _at(slots: Tensor, order: Order | None) -> Tensor:
     """The slot at each place of an order; its pads read some slot, where no pair looks."""
     return slots if order is None else slots[:, order.slots.clamp(min=0).to(slots.device)]
-
-
-# The weights of the pairs that look, without a matrix of all pairs: one by one, or summed up.
 
 
 def sparse_attention_weights(

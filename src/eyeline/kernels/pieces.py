@@ -1,4 +1,8 @@
-"""Tensors in another order of their slots, and back: what reordered parts of a plan need."""
+"""Parts of a plan cut into pieces that fit the working memory, as views of the tensors.
+
+A piece is N blocks of R queries and C keys. It knows how to read its queries and keys from a
+tensor (heads, length, width), and how to add what was computed for them back.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from torch import Tensor
 
 from eyeline.planning import Block, Gathered, Plan, Slab
 from eyeline.planning.orders import Order
+
+# Tensors in another order of their slots, and back: what reordered parts of a plan need.
+
 
 Results = tuple[Tensor, Tensor]
 """Output (H, L, Ev) and log-sum-exp (H, L)."""
@@ -96,11 +103,6 @@ def _is_selection(order: Order) -> bool:
     """Whether the order only leaves slots out, so that touching all of them would be a waste."""
     return len(order.absent) > 0 and not len(order.pads)
 
-
-# Parts of a plan cut into pieces that fit the working memory, as views of the tensors.
-#
-# A piece is N blocks of R queries and C keys. It knows how to read its queries and keys from a
-# tensor (heads, length, width), and how to add what was computed for them back.
 
 # A mask is evaluated on int64 positions, then kept as bools and as floats.
 _MASK_BYTES = 32

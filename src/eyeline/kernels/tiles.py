@@ -1,4 +1,8 @@
-"""Which batch rows and heads share a plan, and in which order they are computed."""
+"""Exact attention over the parts of a plan: work for the pairs that look, memory linear in length.
+
+The front door and the derivative. Which batch rows and heads share a plan is in ``sheets``, what
+is done with a plan in ``execute``.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,9 @@ from eyeline.planning.peeling import common
 from eyeline.planning.planner import planned
 from eyeline.scores import Step, Table
 from eyeline.tokens import Tokens
+
+# Which batch rows and heads share a plan, and in which order they are computed.
+
 
 # What sums of half types take in float32 at once, in bytes, of each tensor.
 _SUMS = 8 << 20
@@ -127,11 +134,6 @@ def _sheet(request: Request, row: int, heads: slice, plan: Plan, *, first: bool 
 def _key_heads(request: Request, heads: slice) -> slice:
     return slice(heads.start // request.groups, -(-heads.stop // request.groups))
 
-
-# Exact attention over the parts of a plan: work for the pairs that look, memory linear in length.
-#
-# The front door and the derivative. Which batch rows and heads share a plan is in ``sheets``, what
-# is done with a plan in ``execute``.
 
 NAME = "tiles"
 

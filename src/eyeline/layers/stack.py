@@ -1,4 +1,4 @@
-"""The caches of several layers: one for all that share a pattern and the shape of their keys."""
+"""Stacks of blocks: one after the other, with caches, positions and checkpointing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from eyeline.layers.in_steps import cache_of as cache_of
 from eyeline.layers.positions import added_at
 from eyeline.mechanisms import ExtraTokens
 from eyeline.tokens import Tokens, default_tokens
+
+# The caches of several layers: one for all that share a pattern and the shape of their keys.
+
 
 Kind = tuple[Hashable, int, int]
 """What a mechanism keeps, such as its pattern's keys; the number of key heads, and their width."""
@@ -85,9 +88,6 @@ def following(position: int | Tensor, count: int) -> Tokens:
     if position == 0:
         return default_tokens(count, count)[0]
     return Tokens.arange(position, position + count)
-
-
-# Stacks of blocks: one after the other, with caches, positions and checkpointing.
 
 
 @final

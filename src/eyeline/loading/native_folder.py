@@ -1,4 +1,4 @@
-"""Configurations as JSON: plain numbers and words, checked by the fields' own types."""
+"""Reading our own folders: ``eyeline.json``, ``model.safetensors`` and the tokenizer's file."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from eyeline.models import FAMILIES
 from eyeline.models.base import Model
 from eyeline.patterns import Pattern, parse
 from eyeline.tokenizer import ByteTokenizer, Tokenizer
+
+# Configurations as JSON: plain numbers and words, checked by the fields' own types.
+
 
 # Values inside a configuration that are objects themselves are named by their class.
 _NESTED: Mapping[str, type[Any]] = {
@@ -204,8 +207,6 @@ def _read(name: str, value: Any, source: str) -> Any:
         raise CheckpointError(f"{source}: {name}: {error}") from None
     return found if isinstance(value, list) else found[0]
 
-
-# Reading our own folders: ``eyeline.json``, ``model.safetensors`` and the tokenizer's file.
 
 TOKENIZER_FILE = "tokenizer.json"
 BYTES = "bytes"

@@ -1,4 +1,4 @@
-"""One set of weights under several patterns."""
+"""`compare`: one text, one model, several patterns; what each costs and what each loses."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from eyeline.measuring.timing import Progress, Stages, silent
 from eyeline.models import LanguageModel
 from eyeline.patterns import Causal, Pattern
 from eyeline.planning import pairs
+
+# One set of weights under several patterns.
+
 
 M = TypeVar("M", bound=LanguageModel)
 
@@ -112,8 +115,6 @@ class AttentionClock:
     def _end(self, *_: Any) -> None:
         self.seconds += perf_counter() - self._start
 
-
-# `compare`: one text, one model, several patterns; what each costs and what each loses.
 
 SHORTEST = 128
 _WRITTEN = 24

@@ -1,4 +1,4 @@
-"""The ancestors as the table calls all layers: with one text, x (B, L, width)."""
+"""The lines of the table that compares everything: mechanisms and layers by name."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from eyeline.mechanisms.recipes import Heads, Option, Recipe, word_and_options
 from eyeline.patterns import Causal, Full, Pattern, parse
 from eyeline.planning.cost import Asked, Work
 from eyeline.planning.path_length import dilated_path
+
+# The ancestors as the table calls all layers: with one text, x (B, L, width).
 
 
 @final
@@ -71,8 +73,6 @@ def intra_decoder(width: int) -> nn.Module:
     """Paulus et al. 2017: decoder states that look at the earlier ones."""
     return IntraDecoder(width)
 
-
-# The lines of the table that compares everything: mechanisms and layers by name.
 
 DILATED = "dilated_convolution"
 Options = tuple[tuple[str, Option], ...]

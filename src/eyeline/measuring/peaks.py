@@ -1,4 +1,8 @@
-"""The peak of this process's memory, where the system can tell."""
+"""Peak memory of one attention call: a fresh process that makes it, against one that does not.
+
+`python -m eyeline.measuring.peaks` is that process: it reads what to do, as JSON, from its first
+argument, and prints the peak of its resident memory in bytes.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,9 @@ import torch
 from eyeline.measuring.kinds import kind
 from eyeline.measuring.shapes import Attend, Shape, sdpa_causal, through
 from eyeline.patterns import parse, streaming
+
+# The peak of this process's memory, where the system can tell.
+
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -104,11 +111,6 @@ def _status(field: str) -> int | None:
     values = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
     return int(values[0]) * 1024 if values else None
 
-
-# Peak memory of one attention call: a fresh process that makes it, against one that does not.
-#
-# `python -m eyeline.measuring.peaks` is that process: it reads what to do, as JSON, from its first
-# argument, and prints the peak of its resident memory in bytes.
 
 _SMALL = 67
 

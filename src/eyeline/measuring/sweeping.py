@@ -1,4 +1,4 @@
-"""What stands around attention in a block: how long projections, feed-forward and norms take."""
+"""`bench`: one attention shape, several patterns and kernels, against torch's SDPA by length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.exact.call import choose, make_request
+from eyeline.exact.call import make_request
+from eyeline.exact.dispatch import choose
 from eyeline.layers import FeedForward
 from eyeline.measuring.kinds import Kind
 from eyeline.measuring.peaks import installed, peak_alone, peak_of
@@ -20,6 +21,8 @@ from eyeline.measuring.timing import Progress, Stages, by_turns, crossover, sile
 from eyeline.patterns import Pattern
 from eyeline.planning import pairs
 from eyeline.planning.peeling import rules
+
+# What stands around attention in a block: how long projections, feed-forward and norms take.
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,6 @@ class _Side(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([layer(x) for layer in self.layers], -1)
 
-
-# `bench`: one attention shape, several patterns and kernels, against torch's SDPA by length.
 
 # Seconds of one run after which a case is not run at longer lengths.
 _PATIENCE = 10.0

@@ -1,4 +1,4 @@
-"""How long work says how far it is."""
+"""Times that can be compared: by turns, after a warm-up, the median of several."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import TypeVar, final
+
+# How long work says how far it is.
+
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many steps of how many are done."""
@@ -37,8 +40,6 @@ class Stages:
         self._done = start + weight
         self._progress(what, self._done, self._total)
 
-
-# Times that can be compared: by turns, after a warm-up, the median of several.
 
 Name = TypeVar("Name")
 

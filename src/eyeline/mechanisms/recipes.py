@@ -1,4 +1,10 @@
-"""How each mechanism is made for a layer: its name, and the module for a pattern and heads."""
+"""A mechanism before its heads are known: a name and options, as a value with a text form.
+
+    recipe := word [ "(" [ name "=" value ("," name "=" value)* ] ")" ]
+    value  := integer | decimal | true | false | none | word
+
+Models, saved folders and the command line name mechanisms so; ``make`` builds the module.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,8 @@ from eyeline.mechanisms.routed.lsh import LSH
 from eyeline.mechanisms.routed.picking import Threshold, TopK
 from eyeline.mechanisms.routed.sinkhorn import Network, Sinkhorn
 from eyeline.patterns import Pattern
+
+# How each mechanism is made for a layer: its name, and the module for a pattern and heads.
 
 
 @dataclass(frozen=True)
@@ -193,13 +201,6 @@ TABLE: Mapping[str, Make] = {
 }
 """Mechanisms by name."""
 
-
-# A mechanism before its heads are known: a name and options, as a value with a text form.
-#
-#     recipe := word [ "(" [ name "=" value ("," name "=" value)* ] ")" ]
-#     value  := integer | decimal | true | false | none | word
-#
-# Models, saved folders and the command line name mechanisms so; ``make`` builds the module.
 
 Option = int | float | bool | str | None
 

@@ -1,4 +1,4 @@
-"""A family of models: its configuration, its module, and what files call its weights."""
+"""What models of all families share, and what language models do alike: caches, ids, losses."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from eyeline.layers.stack import cache_of, following
 from eyeline.mechanisms import Heads, Recipe
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
+
+# A family of models: its configuration, its module, and what files call its weights.
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,6 @@ class Family:
         """What files of that form call the family."""
         return self.hf if form == "huggingface" else tuple(filter(None, (self.gguf,)))
 
-
-# What models of all families share, and what language models do alike: caches, ids, losses.
 
 Encodings = Literal["absolute", "recounted"]
 Form = Literal["huggingface", "gguf"]

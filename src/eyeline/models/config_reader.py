@@ -96,10 +96,6 @@ class Attributes:
         return value if value is not None else default
 
 
-# The rotary part of a Hugging Face configuration: the base, and the scaling if there is one.
-#
-# Older files say ``rope_theta`` and ``rope_scaling``, newer ones put both into ``rope_parameters``.
-
 _DEFAULT_BASE = 10000.0
 
 

@@ -1,4 +1,4 @@
-"""From two yes-or-no questions about ranges to one verdict."""
+"""Pattern: the rule that says who may look at whom. Everything else is derived from it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from eyeline.tokens import LARGEST, NOBODY, Points, Tokens
 
 if TYPE_CHECKING:
     from eyeline.patterns.algebra import And, Not, Or
+
+# From two yes-or-no questions about ranges to one verdict.
 
 
 def from_tests(*, full: Tensor, some: Tensor) -> Tensor:
@@ -57,8 +59,6 @@ class Bounds(NamedTuple):
     residue_max: Tensor | None = None
     modulus: int = 1
 
-
-# Pattern: the rule that says who may look at whom. Everything else is derived from it.
 
 MaskMod = Callable[[Any, Any, Tensor, Tensor], Tensor]
 

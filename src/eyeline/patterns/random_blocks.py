@@ -1,4 +1,4 @@
-"""How many of some scattered points lie in a rectangle, in a logarithm of steps."""
+"""A few blocks of keys for each block of queries, drawn at random once and for all."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from eyeline.hashing import absorb, sample, seeded
 from eyeline.patterns.base import Bounds, MaskMod, Pattern
 from eyeline.patterns.blocks import block_signature, block_verdict, blocks_of
 from eyeline.tokens import Points
+
+# How many of some scattered points lie in a rectangle, in a logarithm of steps.
+
 
 # Up to this many points are looked at one by one.
 _FEW = 48
@@ -69,8 +72,6 @@ class Counts:
             end = torch.where(high, zeros[-1] + end - low_end, low_end)
         return count
 
-
-# A few blocks of keys for each block of queries, drawn at random once and for all.
 
 # A draw for more rows of blocks than this is not laid out, and nothing is known of ranges.
 _MOST_BLOCKS = 1 << 20

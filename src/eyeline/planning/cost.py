@@ -1,4 +1,4 @@
-"""What a call is made of, as far as its cost goes: its sizes, and how many multiplications."""
+"""What a call costs: exact counts, of a pattern, a mechanism or a layer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from eyeline.planning.pairs import pairs
 from eyeline.planning.peeling import rules
 from eyeline.planning.planner import plan
 from eyeline.tokens import Tokens, default_tokens
+
+# What a call is made of, as far as its cost goes: its sizes, and how many multiplications.
 
 
 @final
@@ -151,9 +153,6 @@ def _check(name: str, size: object, *, least: int) -> None:
         return
     if isinstance(size, bool) or not isinstance(size, int) or size < least:
         raise InvalidArgument(f"{name}={size!r}: a whole number from {least}")
-
-
-# What a call costs: exact counts, of a pattern, a mechanism or a layer.
 
 
 @runtime_checkable

@@ -1,4 +1,10 @@
-"""Which blocks of keys each row of blocks looks at: the tiles of a pattern, listed both ways."""
+"""block_mask: the plan handed over to FlexAttention, without building the mask.
+
+FlexAttention's index tensors have one row for each row of blocks and as many columns as there are
+blocks of keys; only the first few entries of a row mean something, and what follows may be
+anything. In large ones a row therefore begins where the entries of the one before it end: they
+are overlapping views, and their memory is that of the blocks that are listed.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +26,9 @@ from eyeline.tokens import NOBODY, Points, Tokens
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+# Which blocks of keys each row of blocks looks at: the tiles of a pattern, listed both ways.
+
 
 # PARTIAL blocks without a shared mask are looked at pair by pair up to this many pairs in all.
 _EVALUATED = 1 << 24
@@ -151,13 +160,6 @@ def _check_count(found: Blocks, pattern: Pattern, size: int) -> None:
             f"a block_size of {2 * size} needs a quarter"
         )
 
-
-# block_mask: the plan handed over to FlexAttention, without building the mask.
-#
-# FlexAttention's index tensors have one row for each row of blocks and as many columns as there are
-# blocks of keys; only the first few entries of a row mean something, and what follows may be
-# anything. In large ones a row therefore begins where the entries of the one before it end: they
-# are overlapping views, and their memory is that of the blocks that are listed.
 
 BLOCK = 128
 # Index tensors of up to this many entries are laid out in full, as torch does it.

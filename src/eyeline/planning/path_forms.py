@@ -1,4 +1,8 @@
-"""A pattern as a union of terms: a band of the diagonal, thinned by a step, and what else."""
+"""Longest paths of bands, chunks and grids in closed form, each with its proof.
+
+dist(i, j) is the number of layers after which token i has heard of j, see ``max_path_length``. A
+form answers max dist over all pairs for which it is finite, or None where it does not apply.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,9 @@ from eyeline.patterns import (
     Strided,
     Window,
 )
+
+# A pattern as a union of terms: a band of the diagonal, thinned by a step, and what else.
+
 
 ENDLESS = 1 << 62
 # An expression of more terms than this is none that a closed form is known for.
@@ -124,11 +131,6 @@ def _atom(pattern: Pattern) -> Term:
 def _width(neighbours: int | None, step: int = 1) -> int:
     return ENDLESS if neighbours is None else neighbours * step
 
-
-# Longest paths of bands, chunks and grids in closed form, each with its proof.
-#
-# dist(i, j) is the number of layers after which token i has heard of j, see ``max_path_length``. A
-# form answers max dist over all pairs for which it is finite, or None where it does not apply.
 
 Form = Callable[[list[Term], int], int | None]
 

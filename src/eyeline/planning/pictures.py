@@ -1,9 +1,4 @@
-"""Shares of large tiles, estimated from strips at fixed places: a few queries, many keys.
-
-A strip is low and wide because patterns repeat along the keys: under a stride every query of a
-strip that is wider than the stride meets its part of the keys. Strips with equal signatures share
-one mask, as tiles of a plan do.
-"""
+"""The picture of a pattern at any length: what share of the pairs each cell of a grid allows."""
 
 from __future__ import annotations
 
@@ -22,6 +17,13 @@ from eyeline.planning.palette import evaluate, palette
 from eyeline.planning.planner import one_sequence
 from eyeline.planning.refine import Level, Tiling, pyramid, verdicts
 from eyeline.tokens import NOBODY, Tokens
+
+# Shares of large tiles, estimated from strips at fixed places: a few queries, many keys.
+#
+# A strip is low and wide because patterns repeat along the keys: under a stride every query of a
+# strip that is wider than the stride meets its part of the keys. Strips with equal signatures share
+# one mask, as tiles of a plan do.
+
 
 _HEIGHT, _WIDTH = 8, 1024
 # No more strips than this in all, and in one tile; no more pairs are looked at one by one.
@@ -265,8 +267,6 @@ def _finest(sides: _Sides, tiles: Tensor) -> tuple[Tensor, Tensor]:
     counted[rest] = False
     return found, counted
 
-
-# The picture of a pattern at any length: what share of the pairs each cell of a grid allows.
 
 CELLS = 64
 """How many cells a picture has along its longer side, at most."""

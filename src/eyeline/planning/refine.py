@@ -1,4 +1,4 @@
-"""The bounds of every tile of a sequence, of pairs of tiles, pairs of pairs, up to the whole."""
+"""From one coarse range to tiles: ask for verdicts, drop EMPTY, keep FULL, split PARTIAL."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from eyeline.patterns import EMPTY, FULL, PARTIAL, Bounds, Pattern
 from eyeline.patterns.base import UNBOUNDED
 from eyeline.tokens import NOBODY, Tokens
+
+# The bounds of every tile of a sequence, of pairs of tiles, pairs of pairs, up to the whole.
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +121,6 @@ def _halve(level: Level) -> Level:
         table[:, column] = least[:, column]
     return Level(table, level.modulus)
 
-
-# From one coarse range to tiles: ask for verdicts, drop EMPTY, keep FULL, split PARTIAL.
 
 # Stop splitting once PARTIAL tiles are this small a share of the area: larger tiles run faster.
 _PARTIAL_SHARE = 0.25

@@ -1,4 +1,9 @@
-"""A curve's table for some distances, checked: one row for all heads, or one for each."""
+"""How the pairs of a block read a table of distances: along its diagonals, or one by one.
+
+A row of queries meets the distances of a block as *columns*: entry ``index[m, u]`` of the table is
+column u. Where positions go up evenly the distance of pair (i, j) depends on j - i alone, and a
+view of the columns whose rows are one element shorter holds the pairs: nothing is gathered.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,8 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
+
+# A curve's table for some distances, checked: one row for all heads, or one for each.
 
 
 def tabulate(
@@ -41,14 +48,6 @@ def tabulate(
 def widened(x: Tensor) -> Tensor:
     """x in float32 at least: many pairs read one entry, whose gradient is a sum over them all."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-# How the pairs of a block read a table of distances: along its diagonals, or one by one.
-#
-# A row of queries meets the distances of a block as *columns*: entry ``index[m, u]`` of the table
-# is
-# column u. Where positions go up evenly the distance of pair (i, j) depends on j - i alone, and a
-# view of the columns whose rows are one element shorter holds the pairs: nothing is gathered.
 
 
 class Columns(ABC):

@@ -1,4 +1,4 @@
-"""Watch what a computation allocates: no tensor of n² elements may appear anywhere."""
+"""check_kernel: what every kernel must show, whatever it is made of."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from eyeline.exact.call import Kernel
+from eyeline.exact.dispatch import Kernel
 from eyeline.kernels import reference
 from eyeline.kernels.request import Request, mask_of, pairs_of
 from eyeline.testing.cases import Case, cases, scored_cases
 from eyeline.tokens import NOBODY
+
+# Watch what a computation allocates: no tensor of n² elements may appear anywhere.
 
 
 def largest_tensor(run: Callable[[], object]) -> int:
@@ -151,8 +153,6 @@ def _wide(x: Tensor) -> torch.dtype:
 def _size(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0
 
-
-# check_kernel: what every kernel must show, whatever it is made of.
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

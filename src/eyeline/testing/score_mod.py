@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from eyeline.exact.call import Kernel
+from eyeline.exact.dispatch import Kernel
 from eyeline.kernels import decode, sdpa, tiles
 from eyeline.scores import OutputStep, Product, ScoreMod, Softcap, Step
 from eyeline.testing.cases import Case, situations

@@ -1,4 +1,4 @@
-"""A language model is not to see what it is to predict: by its patterns, and by trying."""
+"""Causal language models: each token is predicted from those before it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from eyeline.tokenizer import ByteTokenizer
 from eyeline.training.processes import Processes
 from eyeline.training.task import Batch, Task
 from eyeline.training.texts import Measured, Texts, TextTokenizer, Windows, half_windows
+
+# A language model is not to see what it is to predict: by its patterns, and by trying.
+
 
 _MOST = 64
 
@@ -91,8 +94,6 @@ def draw(model: LanguageModel) -> None:
             nn.init.zeros_(module.bias)
     nn.init.normal_(model.embedding.weight, std=_EMBEDDING)
 
-
-# Causal language models: each token is predicted from those before it.
 
 _MOST_MEASURED = 1 << 18
 """Tokens that are read to measure, at most."""

@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish: the step that is under way is finished, and what was learned is stored."""
+"""The loop: steps, a line for each, and every so often a measure, a state, and the model itself."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from eyeline.loading.saver import save, write_whole
 from eyeline.training.states import last_step, write_state
 from eyeline.training.texts import TextTokenizer
 from eyeline.training.trainer import Diverged, Stepped, Trainer
+
+# Ctrl-C as a wish: the step that is under way is finished, and what was learned is stored.
 
 
 @final
@@ -121,9 +123,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _short(each) for name, each in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-# The loop: steps, a line for each, and every so often a measure, a state, and the model itself.
 
 
 @dataclass(frozen=True)

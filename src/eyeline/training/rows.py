@@ -1,4 +1,4 @@
-"""Rows of two columns from a CSV or TSV file, or from folders by label."""
+"""Rows of different lengths as batches by tokens: alike together, anew in each epoch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from eyeline.errors import InvalidArgument
 from eyeline.hashing import generator, mixed
 from eyeline.tokens import Tokens
 from eyeline.training.texts import text_of
+
+# Rows of two columns from a CSV or TSV file, or from folders by label.
+
 
 _LONGEST_FIELD = 1 << 24
 
@@ -123,9 +126,6 @@ def _places(
                 f"{file}, line 1: there is no column {column!r}; there are {', '.join(names)}"
             )
     return [names.index(column) for column in columns]
-
-
-# Rows of different lengths as batches by tokens: alike together, anew in each epoch.
 
 
 @final

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: bytes, or a given one, and what training asks of it."""
+"""Text files as ids, and which stretches of them are held out."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from eyeline.checkpoints.folder import tokenizer_spec
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import generator
 from eyeline.tokenizer import ByteTokenizer, Tokenizer
+
+# The tokenizer of a run: bytes, or a given one, and what training asks of it.
+
 
 TextTokenizer = Tokenizer | ByteTokenizer
 
@@ -70,8 +73,6 @@ def mask_id(tokenizer: TextTokenizer) -> int:
         )
     return int(known)
 
-
-# Text files as ids, and which stretches of them are held out.
 
 _STRETCHES = 100
 

@@ -1,4 +1,4 @@
-"""The learning rate of each step: up in a line, then down half a cosine to a tenth."""
+"""One step of training after another, in memory: what the loop, checkpoints and tests drive."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
 from eyeline.training.processes import ALONE, Processes
 from eyeline.training.run import Course
 from eyeline.training.task import Batch, Task
+
+# The learning rate of each step: up in a line, then down half a cosine to a tenth.
+
 
 FLOOR = 0.1
 """The last rate, as a share of the highest."""
@@ -79,9 +82,6 @@ def restore(
             raise CheckpointError(f"the optimizer's {name} {tuple(value.shape)} fits no parameter")
         value = value if word == "step" else value.to(known.device)
         optimizer.state[known][word] = value.clone()
-
-
-# One step of training after another, in memory: what the loop, checkpoints and tests drive.
 
 
 class Diverged(EyelineError):

@@ -1,4 +1,4 @@
-"""What a decoder remembers while it writes: its own keys, and those of what it reads."""
+"""Beam search: the best few beginnings of a text, each written on, until none can come before."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import Projected
 from eyeline.models.transformer import Transformer
 from eyeline.tokens import Tokens
+
+# What a decoder remembers while it writes: its own keys, and those of what it reads.
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,6 @@ def greedy(
         Hypothesis(tuple(ids), log_p, log_p, row not in open_rows)
         for row, (ids, log_p) in enumerate(zip(texts, total.tolist(), strict=True))
     ]
-
-
-# Beam search: the best few beginnings of a text, each written on, until none can come before.
 
 
 @torch.inference_mode()

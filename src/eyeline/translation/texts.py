@@ -1,4 +1,4 @@
-"""How good translations are: exact match and character error rate, beside doing nothing."""
+"""Texts in, texts out: the ids that a pair of texts becomes, and translating a list of texts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Protocol
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.models.transformer import Transformer
 from eyeline.translation.search import Hypothesis, beam_search, greedy
+
+# How good translations are: exact match and character error rate, beside doing nothing.
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,6 @@ def edit_distance(one: str, other: str) -> int:
         above = row
     return above[-1]
 
-
-# Texts in, texts out: the ids that a pair of texts becomes, and translating a list of texts.
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total), called after each batch."""

@@ -1,4 +1,4 @@
-"""Structured self-attention: a sentence as a few weighted sums of its words (Lin et al. 2017)."""
+"""Weights without queries of their own: a sentence summed up, and two sentences compared."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from eyeline.patterns import Full
 from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.scores import OffsetBias
 from eyeline.tokens import Tokens, default_tokens
+
+# Structured self-attention: a sentence as a few weighted sums of its words (Lin et al. 2017).
 
 
 class Structured(NamedTuple):
@@ -83,9 +85,6 @@ class StructuredAttention(nn.Module):
     def _scores(self, x: Tensor) -> Tensor:
         scores: Tensor = self.second(self.first(x).tanh()).mT
         return scores
-
-
-# Decomposable attention: two sentences compared word by word, in any order (Parikh 2016).
 
 
 @final

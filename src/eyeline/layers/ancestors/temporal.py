@@ -1,4 +1,4 @@
-"""LSTMN: a recurrent layer that looks at all it has kept, not only at the last (Cheng 2016)."""
+"""Attention that looks less at what it has looked at, and at what it has written (Paulus 2017)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from eyeline.layers.ordering import nobody, order_of
 from eyeline.patterns import Causal, Window
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
+
+# LSTMN: a recurrent layer that looks at all it has kept, not only at the last (Cheng 2016).
 
 
 @final
@@ -119,8 +121,6 @@ class LSTMN(nn.Module):
         cell = forget.sigmoid() * last + enter.sigmoid() * new.tanh()
         return out.sigmoid() * cell.tanh(), cell
 
-
-# Attention that looks less at what it has looked at, and at what it has written (Paulus 2017).
 
 # The logarithm of a sum of nothing. Finite, since -inf - -inf has no derivative.
 _NOTHING = -1e30

@@ -1,4 +1,8 @@
-"""One call of nn.MultiheadAttention's kind: checked, and its masks joined with a pattern."""
+"""torch's masks read as what they mean: who may look (a pattern), and who is there (tokens).
+
+In ``nn.MultiheadAttention`` True means "ignore" and a float mask is added to the scores. Both are
+turned round here, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import Causal, Explicit, Full, Pattern
 from eyeline.tokens import NOBODY, Tokens, default_tokens
+
+# One call of nn.MultiheadAttention's kind: checked, and its masks joined with a pattern.
 
 
 class Sizes(NamedTuple):
@@ -91,11 +97,6 @@ def _joined(pattern: Pattern, rule: Pattern) -> Pattern:
         return pattern
     return rule if isinstance(pattern, Full) else pattern & rule
 
-
-# torch's masks read as what they mean: who may look (a pattern), and who is there (tokens).
-#
-# In ``nn.MultiheadAttention`` True means "ignore" and a float mask is added to the scores. Both are
-# turned round here, and nowhere else.
 
 T = TypeVar("T")
 

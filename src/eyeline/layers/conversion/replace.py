@@ -1,4 +1,4 @@
-"""Report: what ``convert`` replaced, what it left, and how far the results are from torch's."""
+"""convert and restore: every attention module of torch inside a model, replaced in place."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from eyeline.errors import InvalidArgument
 from eyeline.exact.call import as_pattern
 from eyeline.layers.conversion.drop_in import PARAMETERS, TorchAttention
 from eyeline.patterns import Full, Pattern
+
+# Report: what ``convert`` replaced, what it left, and how far the results are from torch's.
 
 
 @final
@@ -139,8 +141,6 @@ def _check_names(patterns: Mapping[str, object], found: list[Found]) -> None:
                 f"{', '.join(names)} (* stands for any part of a name)"
             )
 
-
-# convert and restore: every attention module of torch inside a model, replaced in place.
 
 _HOLDERS = (
     nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder,

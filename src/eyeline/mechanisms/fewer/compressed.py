@@ -1,4 +1,4 @@
-"""One key for a group of neighbours: by a strided convolution, their mean, or their maximum."""
+"""Attention over one key for each few neighbours; causal in blocks."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from eyeline.mechanisms.routed.clusters import lloyd, means
 from eyeline.patterns import Causal, Chunks, Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
+
+# One key for a group of neighbours: by a strided convolution, their mean, or their maximum.
 
 
 @final
@@ -136,8 +138,6 @@ def _first(keys: Tensor, real: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
-
-# Attention over one key for each few neighbours; causal in blocks.
 
 By = Literal["conv", "mean", "max", "centroids"]
 """How several keys become one."""

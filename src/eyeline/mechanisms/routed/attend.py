@@ -1,4 +1,4 @@
-"""Attention along a route that was found in the content: exact for the pairs that meet there."""
+"""Attention along a route that was found in the content: exact for the pairs that it computes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from eyeline.kernels.route_pieces import Routed
 from eyeline.patterns import Full, Pattern
 from eyeline.scores import Dropout
 from eyeline.tokens import NOBODY, Tokens
+
+# Attention along a route that was found in the content: exact for the pairs that meet there.
 
 
 class Coverage(NamedTuple):
@@ -115,9 +117,6 @@ def _share(reached: Tensor, tokens: Tokens) -> float:
     there = tokens.positions.to(reached.device) != NOBODY
     there = there.expand(reached.shape[0], -1).unsqueeze(1).expand_as(reached)
     return float((reached & there).sum() / there.sum().clamp(min=1))
-
-
-# What a mechanism that routes by content can tell of one call: causality, work and coverage.
 
 
 def told(

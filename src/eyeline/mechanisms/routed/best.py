@@ -1,8 +1,4 @@
-"""The k greatest numbers of each row, exactly, and of equal ones always the first.
-
-A row is cut into groups. Whatever is among the k greatest of a row is in one of the k groups with
-the greatest maxima: only these are looked into, and they are found the same way.
-"""
+"""The keys with the best scores: a number of them for each query, or those of enough weight."""
 
 from __future__ import annotations
 
@@ -12,6 +8,12 @@ from torch import Tensor
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.routed.scored import Scored, sheets
 from eyeline.tokens import NOBODY
+
+# The k greatest numbers of each row, exactly, and of equal ones always the first.
+#
+# A row is cut into groups. Whatever is among the k greatest of a row is in one of the k groups with
+# the greatest maxima: only these are looked into, and they are found the same way.
+
 
 # Numbers to a group. Rows of fewer groups to each number that is sought are searched as they are.
 _GROUP, _FEWEST = 6, 3
@@ -96,8 +98,6 @@ def _before(counts: Tensor) -> Tensor:
     """How many come before each."""
     return counts.cumsum(0) - counts
 
-
-# The keys with the best scores: a number of them for each query, or those of enough weight.
 
 # Lists of keys of any length are cut into blocks of this many.
 _LIST = 16

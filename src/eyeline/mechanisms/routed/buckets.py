@@ -1,4 +1,4 @@
-"""Hashing by random rotations: vectors that point the same way fall into the same bucket."""
+"""LSH: who looks at whom when tokens are sorted by the bucket that their keys fall into."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from eyeline.hashing import absorb, seeded
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.routed.line import Line, in_line
 from eyeline.tokens import NOBODY, Tokens
+
+# Hashing by random rotations: vectors that point the same way fall into the same bucket.
+
 
 # Working memory of one piece of products, in bytes.
 _BUDGET = 4 << 20
@@ -131,8 +134,6 @@ def columns_of(factors: Sequence[int]) -> int:
     """How many columns are multiplied for the digits of one token in one round."""
     return sum(factor // 2 for factor in factors)
 
-
-# LSH: who looks at whom when tokens are sorted by the bucket that their keys fall into.
 
 By = Literal["chunks", "buckets"]
 """Whether chunks of the sorted tokens look, or tokens of one bucket."""

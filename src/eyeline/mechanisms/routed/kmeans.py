@@ -1,4 +1,4 @@
-"""Vectors brought to length 1."""
+"""Attention within clusters of equal size, as the Routing Transformer has it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.cost import Asked, Work, of_pattern
 from eyeline.tokens import NOBODY, Tokens
 
+# Vectors brought to length 1.
+
 
 def unit(x: Tensor) -> Tensor:
     """x / |x| along the last dimension; 0 stays 0, without a gradient."""
@@ -36,8 +38,6 @@ def unit(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return (wide / length.masked_fill(length == 0.0, 1.0)).to(x.dtype)
 
-
-# Attention within clusters of equal size, as the Routing Transformer has it.
 
 Found = TypeVar("Found")
 

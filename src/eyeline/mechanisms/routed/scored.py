@@ -1,6 +1,7 @@
-"""Which keys some queries may look at, as ranges: what need not be multiplied, or asked for.
+"""Scores of all pairs that a pattern allows, a few rows of queries at a time.
 
-Patterns are asked about ranges of keys, and pair by pair only where a range is allowed in part.
+What picks keys by their scores reads them so: no more than one sheet of them is ever held, and
+keys that no query of a sheet may look at, such as all that come later, are not multiplied.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from eyeline.patterns import EMPTY, FULL, Pattern
 from eyeline.planning.dense import settled
 from eyeline.planning.refine import Level, pyramid, verdicts
 from eyeline.tokens import Points, Tokens
+
+# Which keys some queries may look at, as ranges: what need not be multiplied, or asked for.
+#
+# Patterns are asked about ranges of keys, and pair by pair only where a range is allowed in part.
+
 
 # So many pairs are held at once, but rather more than fewer rows than this.
 _PAIRS, _FEWEST_ROWS = 1 << 20, 16
@@ -110,12 +116,6 @@ def _ends(marked: Tensor) -> tuple[int, int]:
     """The least range that holds all that are marked; empty if none is."""
     places = marked.nonzero()[:, 0]
     return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
-
-
-# Scores of all pairs that a pattern allows, a few rows of queries at a time.
-#
-# What picks keys by their scores reads them so: no more than one sheet of them is ever held, and
-# keys that no query of a sheet may look at, such as all that come later, are not multiplied.
 
 
 class Scored(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sinkhorn normalisation: scores to a matrix whose rows and columns sum to 1, causal or not."""
+"""Which blocks of keys may be sorted to which, and what each query then sees; content chooses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from torch import Tensor
 from eyeline.mechanisms.routed.clusters import at_once
 from eyeline.mechanisms.routed.position_blocks import PositionBlocks, position_blocks
 from eyeline.tokens import NOBODY, Tokens
+
+# Sinkhorn normalisation: scores to a matrix whose rows and columns sum to 1, causal or not.
+
 
 _STEP = 32
 
@@ -122,9 +125,6 @@ class _SoFar(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _SoFar.apply(grad, not ctx.upward), None  # type: ignore[no-untyped-call]
-
-
-# Which blocks of keys may be sorted to which, and what each query then sees; content chooses.
 
 
 @final
