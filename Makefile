@@ -5,7 +5,7 @@ PY := .venv/bin/python
 INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt --editable
 PYTEST := EYELINE_MODEL_REQUIRED=1 $(PY) -m pytest
 
-.PHONY: demo test test-slow test-all check bench model clean
+.PHONY: demo test test-slow test-all check architecture bench model clean
 
 demo: model
 	$(PY) -m eyeline compare
@@ -24,6 +24,10 @@ check: .venv/.dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# The tables of docs/architecture.md and the list of public names, as the source is now.
+architecture: .venv/.dev
+	PYTHONPATH=tests $(PY) tests/architecture/refresh.py
 
 bench: model
 	bash benchmarks/run.sh

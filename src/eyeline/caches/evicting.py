@@ -1,4 +1,4 @@
-"""A cache that keeps exactly the keys that can still be looked at."""
+"""A cache that forgets: it keeps exactly the keys that can still be attended to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which storage a pattern needs."""
+"""Which storage a pattern needs, and which of its slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Route: blocks of queries that look at blocks of keys. What every router makes of content."""
+"""Route: which blocks of queries attend to which blocks of keys; every router makes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few blocks of a route: what is read there, who may look at whom, and where results are put."""
+"""A few blocks of a route: what is read there, who attends to whom, and where results go."""
 
 from __future__ import annotations
 

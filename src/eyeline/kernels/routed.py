@@ -1,4 +1,4 @@
-"""Attention along a route: gather the rows of each block, look, and bring the results back.
+"""Attention along a route: gather the rows of each block, attend, and bring the results back.
 
 Blocks give outputs and log-sum-exps of their own. A query that stands in several places merges
 them exactly, as the parts of a plan do (``execute``), and so the backward pass needs no merge.

@@ -1,4 +1,4 @@
-"""Square blocks of pairs: chosen by a small table."""
+"""Square blocks of pairs, chosen by a small table."""
 
 from __future__ import annotations
 

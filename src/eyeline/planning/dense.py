@@ -1,4 +1,4 @@
-"""Small inputs written out: the pattern as one bool matrix, where that fits."""
+"""Small inputs written out: the pattern as one bool matrix, where that fits the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many layers it takes until everybody has heard of everybody they ever can."""
+"""How many layers it takes until every token has heard of all it ever can."""
 
 from __future__ import annotations
 
