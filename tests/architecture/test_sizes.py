@@ -103,7 +103,7 @@ class Size:
 
 
 SIZES = [
-    Size("files", lambda: len(FILES), 221, 200),
+    Size("files", lambda: len(FILES), 222, 200),
     Size("lines", lambda: sum(file_lines()), 38_700, 37_000),
     Size("median file", lambda: median(file_lines()), 172, 150),
     Size("files under 40 lines", lambda: len(small_files()), 7, 7),

@@ -1,4 +1,4 @@
-"""From the arguments of a call to a Request, all checked, and to the kernel that serves it."""
+"""From the arguments of a call to a Request: everything that can be wrong is found here."""
 
 from __future__ import annotations
 
