@@ -13,6 +13,7 @@ from eyeline.mechanisms.linear.attention import linear_attention_weights as line
 from eyeline.mechanisms.routed.attend import Coverage as Coverage
 from eyeline.mechanisms.routed.attend import coverage as coverage
 from eyeline.mechanisms.routed.attend import routed_attention as routed_attention
+from eyeline.mechanisms.routed.attend import routed_attention_weights as routed_attention_weights
 from eyeline.mechanisms.routed.attend import routed_attention_with_lse as routed_attention_with_lse
 from eyeline.mechanisms.routed.clustered import clustered_attention as clustered_attention
 from eyeline.mechanisms.routed.kmeans import kmeans_attention as kmeans_attention

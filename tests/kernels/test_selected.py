@@ -47,8 +47,10 @@ def inputs(width: int = E) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def work_of(route: Route, pattern: Pattern = FULL, dropout: Dropout | None = None) -> Routed:
-    return Routed(route, pattern, *tokens(pattern), E**-0.5, H // HK, dropout)
+def work_of(
+    route: Route, pattern: Pattern = FULL, steps: tuple[tuple[Dropout, int], ...] = ()
+) -> Routed:
+    return Routed(route, pattern, *tokens(pattern), E**-0.5, H // HK, steps)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -84,7 +86,7 @@ def test_equals_the_matrix(
 
 def test_what_it_serves() -> None:
     route = drawn_route(7, marked=False)
-    assert not selected.serves(work_of(route, dropout=Dropout(0.1, 1)))
+    assert not selected.serves(work_of(route, steps=((Dropout(0.1, 1), 0),)))
     queries, keys = route.queries[..., :8], route.keys
     assert not selected.serves(work_of(Route(queries, keys[..., :58], 1, 9, 7)))
     assert not selected.serves(work_of(Route(queries, keys[..., :28], 2, 7, 7)))

@@ -33,8 +33,11 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     return out.to(request.value.dtype), lse
 
 
-def weights(request: Request) -> tuple[Tensor, Tensor]:
-    """The weight of each pair, (B, H, L, S), and the log-sum-exp of each row, (B, H, L)."""
+def weights(request: Request, times: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The weight of each pair, (B, H, L, S), and the log-sum-exp of each row, (B, H, L).
+
+    times: how often each pair counts, of the same shape, as if its score were log times higher.
+    """
     wide = torch.promote_types(request.query.dtype, torch.float32)
     key = _per_query_head(request.key.to(wide), request)
     score = request.scale * (request.query.to(wide) @ key.transpose(-2, -1))
@@ -43,6 +46,9 @@ def weights(request: Request) -> tuple[Tensor, Tensor]:
         score = step.define(score, pairs)
     # A step may forbid a pair too: -inf stays -inf.
     seen = mask_of(request) & (score != -torch.inf)
+    if times is not None:
+        seen = seen & (times > 0)
+        score = score + times.clamp(min=1).to(wide).log()
     some = seen.any(-1)
     # An empty row is given numbers first and taken out afterwards, so that no derivative meets
     # inf - inf.

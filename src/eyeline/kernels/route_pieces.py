@@ -11,12 +11,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from eyeline.kernels.product import Steps
+from eyeline.kernels.product import Pairing, Steps
 from eyeline.kernels.route import Bags, Route, bags, gathered, of_blocks, one_after_the_other
 from eyeline.patterns import Causal, Full, Pattern, SameDocument, Window
 from eyeline.patterns.algebra import Compound
 from eyeline.planning.dense import settled
-from eyeline.scores import Block, Dropout, Marks
+from eyeline.scores import Block, Marks, Step
 from eyeline.scores.columns import ColumnsOf
 from eyeline.tokens import NOBODY, Points, Tokens
 
@@ -100,21 +100,29 @@ class Piece:
         shape = (*q.position.shape[:3], route.columns)
         return None if mask is None else mask.expand(shape)
 
-    def steps(self, query: Tensor) -> Steps | None:
-        """Dropout of the pairs, with blocks (A · count, 1, rows, columns); None if there is none.
+    def steps(self, query: Tensor, pairing: Pairing) -> Steps | None:
+        """What is done to scores and weights, of blocks (A · count, 1, rows, columns).
 
-        query: (A, count, rows, E).
+        query: (A, count, rows, E); pairing: the steps with the tables of all heads. None if there
+        are none.
         """
-        dropout = self.of.work.dropout
-        if dropout is None:
+        if not pairing:
             return None
-        q, k = self.q_slots.flatten(0, 1), self.k_slots.flatten(0, 1)
-        marks = Marks(q, q), Marks(k, k)  # dropout asks for slots only
+        own = slice(self.of.first, self.of.first + 1)  # with steps, heads are taken one by one
+        q, k = (
+            Marks(position.flatten(0, 1).long().cpu(), slots.flatten(0, 1))
+            for position, slots in (
+                (self._q(self.q.position), self.q_slots),
+                (self._k(self.k.position), self.k_slots),
+            )
+        )
+        wide = query.to(torch.promote_types(query.dtype, torch.float32))
         block = Block(
-            query.flatten(0, 1).unsqueeze(1), self.of.work.scale, *marks,
-            self.of.row, self.of.first, ColumnsOf(q, k),
+            wide.flatten(0, 1).unsqueeze(1), self.of.work.scale, q, k,
+            self.of.row, self.of.first, ColumnsOf(q.position, k.position),
         )  # fmt: skip
-        return Steps(((dropout, None),), block)
+        of_head = ((s, None if table is None else table.of_heads(own)) for s, table in pairing)
+        return Steps(tuple(of_head), block)
 
     def _q(self, x: Tensor) -> Tensor:
         rows = self.of.work.route.rows
@@ -149,7 +157,8 @@ _PLACES = 1 << 13
 class Routed:
     """What is done along a route. pattern: what the pairs that meet must be allowed besides.
 
-    groups: query heads to each key head.
+    groups: query heads to each key head. steps: what is done to scores and weights, in order, each
+    with the first distance of its table.
     """
 
     route: Route
@@ -158,7 +167,7 @@ class Routed:
     k_tokens: Tokens
     scale: float
     groups: int = 1
-    dropout: Dropout | None = None
+    steps: tuple[tuple[Step, int], ...] = ()
 
     @cached_property
     def heads(self) -> tuple[Heads, ...]:
@@ -180,8 +189,8 @@ class Routed:
     def _runs(self, heads: Iterable[int]) -> Iterator[tuple[int, int]]:
         """The first head of each few, and how many: of one key head, or each of its own."""
         places = self.route.queries[:1, :1].numel() + self.route.keys[:1, :1].numel()
-        # Dropout is told which head it works for.
-        most = 1 if self.dropout is not None else max(_PLACES // max(places, 1), 1)
+        # Steps work for one head: it has a table of its own, and dropout hashes its number.
+        most = 1 if self.steps else max(_PLACES // max(places, 1), 1)
         for _, alike in groupby(heads, lambda head: head // self.groups if self.groups > 1 else 0):
             run = list(alike)
             yield from ((run[i], len(run[i : i + most])) for i in range(0, len(run), most))

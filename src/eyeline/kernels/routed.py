@@ -6,6 +6,7 @@ them exactly, as the parts of a plan do (``execute``), and so the backward pass 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +15,27 @@ from torch import Tensor
 
 from eyeline.kernels import flash, product, selected
 from eyeline.kernels.autograd import only_once
+from eyeline.kernels.product import Pairing
 from eyeline.kernels.route_pieces import Piece, Routed
+from eyeline.kernels.tiles import paired
 
 Blocks = tuple[Tensor, Tensor, Tensor]
 """Queries (A, N, R, E), keys (A, N, C, E) and values (A, N, C, Ev)."""
 
 
-def run(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def run(
+    work: Routed,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tables: Sequence[Tensor | None] = (),
+) -> tuple[Tensor, Tensor]:
     """output (B, H, L, Ev) and lse (B, H, L), 0 and -inf for who meets nobody; differentiable.
 
-    query (B, H, L, E), key (B, Hk, S, E), value (B, Hk, S, Ev).
+    query (B, H, L, E), key (B, Hk, S, E), value (B, Hk, S, Ev). tables: for each of the work's
+    steps what its curve gives, or None.
     """
-    out, lse = _Routed.apply(work, query, key, value)  # type: ignore[no-untyped-call]
+    out, lse = _Routed.apply(work, query, key, value, *tables)  # type: ignore[no-untyped-call]
     return out, lse
 
 
@@ -50,24 +60,32 @@ def reached(work: Routed) -> tuple[Tensor, Tensor]:
 class _Routed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, work: Routed, query: Tensor, key: Tensor, value: Tensor
+        ctx: Any, work: Routed, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _results(work, query, key, value)
-        ctx.save_for_backward(query, key, value, out, lse)
+        pairing = paired(work.steps, tables, (None,) * len(tables))
+        out, lse = _results(work, pairing, query, key, value)
+        ctx.save_for_backward(query, key, value, out, lse, *tables)
         ctx.work = work
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, out, lse, *tables = ctx.saved_tensors
+        of_tables = [
+            torch.zeros_like(table) if table is not None and wanted else None
+            for table, wanted in zip(tables, ctx.needs_input_grad[4:], strict=True)
+        ]
+        pairing = paired(ctx.work.steps, tables, of_tables)
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            found = _gradients(ctx.work, (query, key, value), (out, lse), (grad, grad_lse))
-        of = (query, key, value, grad, grad_lse)
-        return None, *only_once("attention along a route", found, *of)
+            grads = _gradients(ctx.work, pairing, (query, key, value), (out, lse), (grad, grad_lse))
+        of = (query, key, value, *tables, grad, grad_lse)
+        return None, *only_once("attention along a route", (*grads, *of_tables), *of)
 
 
-def _results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _results(
+    work: Routed, pairing: Pairing, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
     if selected.serves(work):
         return selected.results(work, query, key, value)
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -79,8 +97,9 @@ def _results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[T
     for heads in work.heads:
         q, k, v = heads.of(query, key, value)
         rows, row_lse = (x[: heads.lanes] for x in (all_rows, all_lse))
-        for piece in heads.pieces(2 * (k.shape[1] + v.shape[1]) * q.element_size()):
-            found = _forward(piece, (piece.rows(q), piece.columns(k), piece.columns(v)))
+        place = 2 * (k.shape[1] + v.shape[1]) * q.element_size() + _row_bytes(pairing)
+        for piece in heads.pieces(place):
+            found = _forward(piece, (piece.rows(q), piece.columns(k), piece.columns(v)), pairing)
             piece.put(rows, found[0])
             piece.put(row_lse, found[1])
         total, share = heads.query_bags.shares(row_lse)
@@ -91,6 +110,7 @@ def _results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[T
 
 def _gradients(
     work: Routed,
+    pairing: Pairing,
     inputs: tuple[Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor],
     above: tuple[Tensor | None, Tensor | None],
@@ -116,9 +136,11 @@ def _gradients(
         dq, dk, dv = (x[: heads.lanes] for x in all_places)
         heads.clear(dk)
         heads.clear(dv)
-        for piece in heads.pieces(4 * (k.shape[1] + v.shape[1]) * dq.element_size()):
+        place = 4 * (k.shape[1] + v.shape[1]) * dq.element_size() + 2 * _row_bytes(pairing)
+        for piece in heads.pieces(place):
             blocks = piece.rows(q), piece.columns(k), piece.columns(v)
-            slopes = _backward(piece, blocks, [None if x is None else piece.rows(x) for x in known])
+            of_rows = [None if x is None else piece.rows(x) for x in known]
+            slopes = _backward(piece, blocks, of_rows, pairing)
             piece.put(dq, slopes[0])
             piece.add(dk, slopes[1])
             piece.add(dv, slopes[2])
@@ -129,26 +151,35 @@ def _gradients(
     return tuple(x.to(y.dtype) for x, y in zip(grads, inputs, strict=True))
 
 
-def _forward(piece: Piece, blocks: Blocks) -> tuple[Tensor, Tensor]:
+def _row_bytes(pairing: Pairing) -> int:
+    """What a query takes for tables of vectors: its product with each of them."""
+    return sum(
+        table.values.shape[1] * table.values.element_size()
+        for _, table in pairing if table is not None and table.values.dim() == 3
+    )  # fmt: skip
+
+
+def _forward(piece: Piece, blocks: Blocks, pairing: Pairing) -> tuple[Tensor, Tensor]:
     work, mask = piece.of.work, piece.mask()
-    if flash.serves(blocks[0], blocks[2]) and work.dropout is None:
+    if flash.serves(blocks[0], blocks[2]) and not pairing:
         return flash.forward(*blocks, mask, work.scale)
     shape = blocks[0].shape[:2]
     one = [x.flatten(0, 1).unsqueeze(1) for x in blocks]
-    found = product.forward(one[0], one[1], one[2], _one(mask), work.scale, piece.steps(blocks[0]))
+    steps = piece.steps(blocks[0], pairing)
+    found = product.forward(one[0], one[1], one[2], _one(mask), work.scale, steps)
     out, lse = (x.squeeze(1).unflatten(0, shape) for x in found)
     return out, lse
 
 
-def _backward(piece: Piece, blocks: Blocks, known: list[Tensor | None]) -> Blocks:
+def _backward(piece: Piece, blocks: Blocks, known: list[Tensor | None], pairing: Pairing) -> Blocks:
     """known: output, lse, and the gradients given for them, at the piece's queries."""
     work, mask = piece.of.work, piece.mask()
     out, lse, grad, grad_lse = known
     assert out is not None and lse is not None and grad is not None
     lse = lse.masked_fill(~piece.is_somebody, torch.inf)
-    if flash.serves(blocks[0], blocks[2]) and work.dropout is None and grad_lse is None:
+    if flash.serves(blocks[0], blocks[2]) and not pairing and grad_lse is None:
         return flash.backward(grad, *blocks, out, lse, mask, work.scale)
-    shape, steps = lse.shape[:2], piece.steps(blocks[0])
+    shape, steps = lse.shape[:2], piece.steps(blocks[0], pairing)
     q, k, v, out, lse, grad = (x.flatten(0, 1).unsqueeze(1) for x in (*blocks, out, lse, grad))
     if grad_lse is not None:
         grad_lse = grad_lse.flatten(0, 1).unsqueeze(1)

@@ -18,9 +18,9 @@ from eyeline.kernels.route_pieces import Heads, Piece, Routed
 
 
 def serves(work: Routed) -> bool:
-    """Whether blocks are of one query and keys of its own, and no weight is left out."""
+    """Whether blocks are of one query and keys of its own, and no step changes the scores."""
     route = work.route
-    return route.rows == 1 and route.apart and work.dropout is None
+    return route.rows == 1 and route.apart and not work.steps
 
 
 def results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

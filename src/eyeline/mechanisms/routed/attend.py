@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyeline.errors import InvalidArgument
-from eyeline.exact.call import Call, PatternLike, check_call
-from eyeline.kernels import routed
+from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.exact.call import PatternLike, ScoreModLike, check_call
+from eyeline.kernels import reference, routed, scoring
 from eyeline.kernels.autograd import eager
+from eyeline.kernels.request import Request
 from eyeline.kernels.route import Route
 from eyeline.kernels.route_pieces import Routed
 from eyeline.patterns import Full, Pattern
-from eyeline.scores import Dropout
 from eyeline.tokens import NOBODY, Tokens
 
 # Attention along a route that was found in the content: exact for the pairs that meet there.
@@ -37,6 +37,7 @@ def routed_attention(
     route: Route,
     pattern: PatternLike = Full(),
     *,
+    score_mod: ScoreModLike = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     q_tokens: Tokens | None = None,
@@ -45,12 +46,17 @@ def routed_attention(
     """out[i] = Σ_j m_ij exp(s_ij) v_j / Σ_j m_ij exp(s_ij),  s_ij = scale · query[i]·key[j].
 
     m_ij is how often i and j meet on the route, if the pattern allows the pair, else 0; a query
-    that meets nobody gets 0. Shapes, tokens and errors are those of ``attention``; the route has
+    that meets no key gets 0. Shapes, tokens and errors are those of ``attention``; the route has
     lanes for each batch row and query head. Work and memory are those of the route's blocks, and
     never L·S. First derivatives; the route has none. Dropout as in ``attention``.
+
+    score_mod: as in ``attention``, done to s_ij before it is counted m_ij times. Where positions
+    along the route do not go up evenly, one with a vector for each distance (Shaw, TransformerXL)
+    takes the product of each query with all of its vectors. Raises NotSupported for a callable,
+    and for positions too far apart for its tables.
     """
     return routed_attention_with_lse(
-        query, key, value, route, pattern,
+        query, key, value, route, pattern, score_mod=score_mod,
         scale=scale, dropout_p=dropout_p, q_tokens=q_tokens, k_tokens=k_tokens,
     )[0]  # fmt: skip
 
@@ -62,6 +68,7 @@ def routed_attention_with_lse(
     route: Route,
     pattern: PatternLike = Full(),
     *,
+    score_mod: ScoreModLike = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     q_tokens: Tokens | None = None,
@@ -69,10 +76,56 @@ def routed_attention_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """``routed_attention`` and lse[i] = log Σ_j m_ij exp(s_ij): (B, H, L, Ev) and (B, H, L)."""
     call = check_call(
-        query, key, value, pattern,
+        query, key, value, pattern, score_mod=score_mod,
         scale=scale, q_tokens=q_tokens, k_tokens=k_tokens, dropout_p=dropout_p,
     )  # fmt: skip
-    return eager(lambda: _run(_work(call, route), call))
+    return eager(lambda: _run(call.request(), route))
+
+
+def routed_attention_weights(
+    query: Tensor,
+    key: Tensor,
+    route: Route,
+    pattern: PatternLike = Full(),
+    *,
+    score_mod: ScoreModLike = None,
+    scale: float | None = None,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+) -> Tensor:
+    """weight[i, j] = m_ij exp(s_ij) / Σ_j m_ij exp(s_ij): (B, H, L, S), for short inputs.
+
+    Arguments, and m_ij, are those of ``routed_attention``, whose output is weights @ value and what
+    score_mod adds to it; here score_mod may be a callable too. Exactly 0 where i and j do not meet;
+    each row sums to 1, or to 0 for a query that meets no key. In the dtype of the query. Memory is
+    L·S.
+    """
+    call = check_call(
+        query, key, key, pattern, score_mod=score_mod, sums_values=False,
+        scale=scale, q_tokens=q_tokens, k_tokens=k_tokens,
+    )  # fmt: skip
+    with torch.autocast(query.device.type, enabled=False):
+        request = call.request()
+        met = times_met(_work(request, route).route, query.shape[2], key.shape[2])
+        return reference.weights(request, met)[0].to(call.query.dtype)
+
+
+@torch.no_grad()
+def times_met(route: Route, queries: int, keys: int) -> Tensor:
+    """How often each query and key meet on the route, whatever the pattern: int64 (B, H, L, S)."""
+    asking = route.queries.unflatten(3, (route.blocks, route.rows)).unsqueeze(5)
+    asked = route.keys.unfold(3, route.columns, route.step).unsqueeze(4)
+    meets = (asking != NOBODY) & (asked != NOBODY)
+    if route.q_labels is not None and route.k_labels is not None:
+        label = route.q_labels.unflatten(3, (route.blocks, route.rows)).unsqueeze(5)
+        meets &= label == route.k_labels.unfold(3, route.columns, route.step).unsqueeze(4)
+    if route.band is not None:
+        meets &= route.band
+    pair = (asking.clamp(min=0) * keys + asked.clamp(min=0)).flatten(2)
+    heads = route.queries.shape[:2]
+    count = pair.new_zeros(*heads, queries * keys)
+    count.scatter_add_(2, pair, meets.flatten(2).long())
+    return count.view(*heads, queries, keys)
 
 
 def coverage(
@@ -86,31 +139,36 @@ def coverage(
 ) -> Coverage:
     """How many the route reaches: of a mechanism that leaves nobody out both are 1."""
     call = check_call(query, key, key, pattern, scale=None, q_tokens=q_tokens, k_tokens=k_tokens)
-    work = _work(call, route)
+    work = _work(call.request(), route)
     looks, seen = routed.reached(work)
     return Coverage(*(_share(x, y) for x, y in ((looks, work.q_tokens), (seen, work.k_tokens))))
 
 
-def _run(work: Routed, call: Call) -> tuple[Tensor, Tensor]:
-    with torch.autocast(call.query.device.type, enabled=False):
-        return routed.run(work, call.query, call.key, call.value)
+def _run(request: Request, route: Route) -> tuple[Tensor, Tensor]:
+    reason = scoring.refusal(request)
+    if request.called is not None:
+        reason = "a callable score_mod shows it no derivative: give a ScoreMod"
+    if reason is not None:
+        raise NotSupported(f"attention along a route, for {request.sizes}: {reason}")
+    with torch.autocast(request.query.device.type, enabled=False):
+        work, tables = _work(request, route), scoring.tables(request)
+        return routed.run(work, request.query, request.key, request.value, tables)
 
 
-def _work(call: Call, route: Route) -> Routed:
-    batch, heads, queries, _ = call.query.shape
-    keys = call.key.shape[2]
+def _work(request: Request, route: Route) -> Routed:
+    batch, heads, queries, _ = request.query.shape
+    keys = request.key.shape[2]
     if route.queries.shape[:2] != (batch, heads):
         raise InvalidArgument(f"{route.sizes} for {batch} rows of {heads} heads")
     for name, slots, length in (("query", route.queries, queries), ("key", route.keys, keys)):
         if slots.numel() and not -1 <= int(slots.min()) <= int(slots.max()) < length:
             raise InvalidArgument(f"{route.sizes}: {name} slots beyond the {length} there are")
-    if not queries or not keys:  # nobody stands anywhere on it
-        nobody = route.queries[..., :0]
-        route = Route(nobody, nobody, 1, 1, 1)
-    request = call.request()  # with a seed for dropout
+    if not queries or not keys:  # there is nothing on it but padding
+        padding = route.queries[..., :0]
+        route = Route(padding, padding, 1, 1, 1)
     q, k = request.q_tokens, request.k_tokens
-    dropout = next((step for step in request.steps if isinstance(step, Dropout)), None)
-    return Routed(route, call.pattern, q, k, call.scale, request.groups, dropout)
+    steps = tuple(zip(request.steps, scoring.firsts(request), strict=True))
+    return Routed(route, request.pattern, q, k, request.scale, request.groups, steps)
 
 
 def _share(reached: Tensor, tokens: Tokens) -> float:
