@@ -10,6 +10,12 @@ from eyeline.mechanisms.additive import additive_attention as additive_attention
 from eyeline.mechanisms.additive import additive_attention_weights as additive_attention_weights
 from eyeline.mechanisms.linear.attention import linear_attention as linear_attention
 from eyeline.mechanisms.linear.attention import linear_attention_weights as linear_attention_weights
+from eyeline.mechanisms.linear.recurrence import (
+    decayed_linear_attention as decayed_linear_attention,
+)
+from eyeline.mechanisms.linear.recurrence import (
+    decayed_linear_attention_with_state as decayed_linear_attention_with_state,
+)
 from eyeline.mechanisms.routed.attend import Coverage as Coverage
 from eyeline.mechanisms.routed.attend import coverage as coverage
 from eyeline.mechanisms.routed.attend import routed_attention as routed_attention

@@ -78,7 +78,7 @@ def merged(one: Read, other: Read) -> Read:
 
 def quotient(total: Tensor) -> Tensor:
     """Numerator over normaliser, (…, Ev + 1) to (…, Ev); 0 / 0 is 0, and so is its derivative."""
-    out: Tensor = _Quotient.apply(total)  # type: ignore[no-untyped-call]
+    out: Tensor = _Quotient.apply(total)[0]  # type: ignore[no-untyped-call]
     return out
 
 
@@ -89,19 +89,27 @@ def inverse_of(normaliser: Tensor) -> Tensor:
 
 
 class _Quotient(torch.autograd.Function):
-    """Its derivative does not square a normaliser, which may be as small as floats are."""
+    """Its derivative does not square a normaliser, which may be as small as floats are.
+
+    1 / normaliser is a result too, so that second derivatives see that it depends on the sums.
+    """
 
     @staticmethod
-    def forward(ctx: Any, total: Tensor) -> Tensor:
+    def forward(ctx: Any, total: Tensor) -> tuple[Tensor, Tensor]:
         inverse = inverse_of(total[..., -1:])
         out = total[..., :-1] * inverse
         ctx.save_for_backward(out, inverse)
-        return out
+        ctx.set_materialize_grads(False)
+        return out, inverse
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor | None, grad_inverse: Tensor | None) -> Tensor | None:
         out, inverse = ctx.saved_tensors
-        return total_slope(grad, out, inverse)
+        slope = None if grad is None else total_slope(grad, out, inverse)
+        if grad_inverse is None:
+            return slope
+        below = torch.nn.functional.pad(-grad_inverse * inverse.square(), (out.shape[-1], 0))
+        return below if slope is None else slope + below
 
 
 def total_slope(grad: Tensor, out: Tensor, inverse: Tensor) -> Tensor:

@@ -123,9 +123,8 @@ def times_met(route: Route, queries: int, keys: int) -> Tensor:
         meets &= route.band
     pair = (asking.clamp(min=0) * keys + asked.clamp(min=0)).flatten(2)
     heads = route.queries.shape[:2]
-    count = pair.new_zeros(*heads, queries * keys)
-    count.scatter_add_(2, pair, meets.flatten(2).long())
-    return count.view(*heads, queries, keys)
+    none: Tensor = pair.new_zeros(*heads, queries * keys)
+    return none.scatter_add(2, pair, meets.flatten(2).long()).view(*heads, queries, keys)
 
 
 def coverage(
