@@ -6,7 +6,9 @@ from eyeline.caches.evicting import Evicting as Evicting
 from eyeline.caches.evicting import Ranks as Ranks
 from eyeline.caches.evicting import recount as recount
 from eyeline.caches.growing import Growing as Growing
-from eyeline.caches.growing import Marked as Marked
+from eyeline.caches.marked import Mark as Mark
+from eyeline.caches.marked import Marked as Marked
+from eyeline.caches.marked import Pool as Pool
 from eyeline.caches.select import cache_for as cache_for
 from eyeline.caches.select import needed_slots as needed_slots
 from eyeline.caches.state import Kept as Kept

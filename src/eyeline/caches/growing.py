@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import replace
 from typing import final
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from eyeline.caches.base import Cache, Position, exchanged, first, join, only
 from eyeline.caches.buffers import Buffers, Layout, Strip
+from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
 
@@ -41,6 +40,16 @@ class Growing(Cache):
         keys, values = self._strip.store(layer, key, value)
         return (keys, values, self._tokens) if self._start else (key, value, self._tokens)
 
+    def stored(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values (B, Hk, S, ·) of all slots in use.
+
+        Raises InvalidArgument for a layer that has yet to append this step's.
+        """
+        if layer in self._waiting:
+            raise InvalidArgument(f"layer {layer} has not appended the tokens of this step")
+        keys, values = self._buffers.keys[layer], self._buffers.values[layer]
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
     def _place(self, tokens: Tokens, following: Position) -> Tokens:
         self._start = self._tokens.length
         length = self._start + tokens.length
@@ -60,52 +69,3 @@ class Growing(Cache):
     def _exchange(self, index: Tensor) -> None:
         self._buffers.reorder(index, used=self.length)
         self._tokens = exchanged(self._tokens, index)
-
-
-# A cache that keeps every key, and beside each key some whole numbers.
-
-
-@final
-class Marked(Cache):
-    """``Growing``, with ``marks`` numbers for each key: what a mechanism found out about it once.
-
-    After ``advance`` each layer calls ``append`` and ``mark`` once. maker: what makes the marks.
-    """
-
-    def __init__(self, pattern: Pattern, layout: Layout, marks: int, maker: Hashable) -> None:
-        super().__init__(pattern, layout)
-        self.maker = maker
-        self._keys = Growing(pattern, layout)
-        numbers = replace(layout, head_dim=marks, value_dim=0, dtype=torch.int64)
-        self._marks = Growing(pattern, numbers)
-
-    @property
-    def length(self) -> int:
-        return self._keys.length
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the stored keys, values and marks."""
-        return self._keys.nbytes + self._marks.nbytes
-
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tokens]:
-        return self._keys.append(layer, key, value)
-
-    def mark(self, layer: int, marks: Tensor) -> Tensor:
-        """Stores the new keys' int64 (B, Hk, m, marks); returns those of all keys, (…, S, …).
-
-        Raises InvalidArgument as ``append`` does.
-        """
-        return self._marks.append(layer, marks, marks[..., :0])[0]
-
-    def _place(self, tokens: Tokens, following: Position) -> Tokens:
-        self._marks.advance(tokens)
-        return self._keys.advance(tokens)
-
-    def _forget(self, position: Position) -> None:
-        for each in (self._keys, self._marks):
-            each.truncate(position)
-
-    def _exchange(self, index: Tensor) -> None:
-        for each in (self._keys, self._marks):
-            each.reorder(index)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from eyeline.caches import Cache, Layout
+from eyeline.caches import Cache, Layout, Marked
 from eyeline.exact import attention
 from eyeline.patterns import Causal, Chunks, Pattern, SameDocument, Sinks, sliding_window, streaming
-from eyeline.tokens import Tokens
+from eyeline.tokens import NOBODY, Tokens
 
 WINDOW = 7
 LENGTH = 5 * WINDOW + 2
@@ -34,7 +34,9 @@ def check_cache(make: MakeCache, *patterns: Pattern) -> None:
                 except AssertionError as error:
                     what = f"{pattern}, {name}, {step} at a time"
                     raise AssertionError(f"{what}: {error}") from error
-        for holds in (rows_can_be_exchanged, forgotten_tokens_are_written_anew):
+        for holds in (
+            rows_can_be_exchanged, forgotten_tokens_are_written_anew, marks_follow_their_tokens
+        ):  # fmt: skip
             holds(make, pattern)
 
 
@@ -87,6 +89,64 @@ def forgotten_tokens_are_written_anew(make: MakeCache, pattern: Pattern) -> None
     rest = _cut_inputs(inputs, kept, LENGTH)
     found = read_in_steps(cache, _cut(tokens, kept, LENGTH), rest, [LENGTH - kept])
     _assert_equal(found, whole[:, :, kept:])
+
+
+def marks_follow_their_tokens(make: MakeCache, pattern: Pattern) -> None:
+    """In a ``Marked`` tokens keep their marks, and blocks what they pool, as tokens come and go."""
+    (query, key, value), rows, block = random_inputs(3), 3, 4
+    cache = make(pattern, layout_for((query, key, value)))
+    if not isinstance(cache, Marked):
+        return
+    reached, start = torch.zeros(rows, dtype=torch.int64), 0
+    for step, size in enumerate((7, 1, 1, 7, 1, 12)):
+        positions = reached[:, None] + torch.arange(size)
+        if step == 0:
+            positions[2] = (positions[2] - 4).clamp(min=NOBODY)
+        seen = cache.advance(Tokens(positions))
+        _, new, now = _cut_inputs((query, key, value), start, start + size)
+        cache.append(0, new, now)
+        of = seen.positions.expand(rows, -1)
+        for name in cache.marks:
+            _check_mark(cache, name, of, size)
+        numbers = of.div(block, rounding_mode="floor").where(of != NOBODY, NOBODY)
+        for name in cache.pools:
+            _check_pool(cache, name, numbers)
+        reached, start = positions.amax(1) + 1, start + size
+        if step == 1:
+            index = torch.tensor([2, 0, 0])
+            cache.reorder(index)
+            reached = reached[index]
+        if step == 3:  # blocks are cut where they are
+            reached = (reached - torch.tensor([1, 5, 0])).clamp(min=0)
+            cache.truncate(reached[:, None])
+
+
+def _check_mark(cache: Marked, name: str, of: Tensor, size: int) -> None:
+    """Marks the ``size`` new tokens with their positions; all those ``of`` the slots are there."""
+    mark, real = cache.marks[name], (of != NOBODY)[:, None, :, None]
+    expected = of[:, None, :, None].expand(-1, KEY_HEADS, -1, mark.width).to(mark.dtype)
+    marks = cache.mark(0, name, expected[:, :, of.shape[1] - size :])
+    assert marks.dtype == mark.dtype, f"mark {name!r} is {marks.dtype}"
+    same = torch.equal(marks.where(real, 0), expected.where(real, 0))
+    assert same, f"mark {name!r} is another token's"
+
+
+def _check_pool(cache: Marked, name: str, numbers: Tensor) -> None:
+    """The pool against all tokens of the cache, block by block."""
+    count = max(int(numbers.max()) + 1, 0)
+    pooled, source = cache.pooled(0, name, numbers, count), cache.tokens_of(0, name)
+    assert pooled.dtype == source.dtype, f"pool {name!r} is {pooled.dtype}"
+    for row, number in ((b, n) for b in range(len(numbers)) for n in range(count)):
+        members = source[row][:, numbers[row] == number]
+        expected = torch.zeros_like(pooled[row, :, number])
+        if members.shape[1]:
+            expected = _POOL[cache.pools[name].by](members, 1)
+        _assert_equal(pooled[row, :, number], expected)
+
+
+_POOL: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "sum": torch.sum, "mean": torch.mean, "max": torch.amax,
+}  # fmt: skip
 
 
 def _all_needed(pattern: Pattern, position: int) -> bool:

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eyeline.caches import Cache, Layout, Marked
+from eyeline.caches import Cache, Layout, Mark, Marked
 from eyeline.checks import equal
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import (
@@ -255,7 +255,7 @@ class LSH(nn.Module):
             )
         new = eager(lambda: self.hashing.buckets_of(key, q_tokens))
         key, value, k_tokens = cache.append(layer, key, value)
-        bucket = cache.mark(layer, new.mT).mT
+        bucket = cache.mark(layer, "bucket", new.mT).mT
         return by_hashing(self._call(query, key, value, q_tokens, k_tokens), self.hashing, bucket)
 
     def route(
@@ -303,7 +303,8 @@ class LSH(nn.Module):
             raise NotSupported(f"LSH does not read in steps: {self.no_cache}")
         where = torch.device(device)
         layout = Layout(layers, batch, num_kv_heads, head_dim, head_dim, dtype, where)
-        return Marked(self.pattern, layout, self.hashing.rounds, self.hashing)
+        marks = {"bucket": Mark(self.hashing.rounds)}
+        return Marked(self.pattern, layout, marks=marks, maker=self.hashing)
 
     def work(self, asked: Asked) -> Work:
         """E + Ev for each pair of places that may meet, in each round, and hashing before it.
