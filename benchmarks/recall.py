@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from eyeline.mechanisms.auxiliary import auxiliary_loss
 from torch import nn
 
 from eyeline import Causal, Full, Pattern, pairs, sliding_window
 from eyeline.mechanisms import Exact
-from eyeline.mechanisms.auxiliary import auxiliary_loss
 from eyeline.mechanisms.routed.clustered import ClusteredQueries
 from eyeline.mechanisms.routed.kmeans import KMeans
 from eyeline.mechanisms.routed.lsh import LSH

@@ -36,6 +36,7 @@ from eyeline import (
     sliding_window,
     streaming,
 )  # fmt: skip
+from eyeline.patterns import register
 from eyeline.tokens import Points
 
 MASK = torch.rand(67, 67, generator=torch.Generator().manual_seed(1)) < 0.3
@@ -48,6 +49,7 @@ PER_HEAD = torch.rand(2, 4, 67, 67, generator=torch.Generator().manual_seed(3)) 
 FULL = Full()
 
 
+@register
 @final
 @dataclass(frozen=True)
 class EveryNth(Pattern):

@@ -11,15 +11,27 @@ import torch
 from torch import Tensor
 
 from compile.traced import Counted, assert_same, tensors
-from eyeline import Blocks, Causal, Global, Pattern, Predicate, Tokens, attention, sliding_window
-from eyeline.errors import NotSupported
+from eyeline import (
+    Blocks,
+    Causal,
+    Global,
+    Pattern,
+    Predicate,
+    Tokens,
+    attention,
+    parse,
+    sliding_window,
+)
+from eyeline.errors import InvalidArgument
 from eyeline.exact.packed import read
+from eyeline.patterns import register
 from eyeline.scores import Block, ScoreMod, ScoreStep, Step, Table
 from eyeline.tokens import Points
 
 Q, K, V = tensors(13)
 
 
+@register
 @dataclass(frozen=True)
 class Share(Pattern):
     """A user's pattern whose text cannot be read back."""
@@ -30,6 +42,7 @@ class Share(Pattern):
         return k.position < self.part * q.position
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class Listed(Pattern):
     """A user's pattern that carries a tensor."""
@@ -89,7 +102,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: attention(Q, K, V, Causal() & ~Share(0.5)), "share part is a float"
     ),
     "a word of ours": (
-        lambda: attention(Q, K, V, OWN_CAUSAL), "has the word 'causal', which is eyeline's own"
+        lambda: attention(Q, K, V, OWN_CAUSAL), "is not registered under its word 'causal'"
     ),
     "a long text": (
         lambda: attention(Q, K, V, MANY, q_tokens=TOKENS, k_tokens=TOKENS),
@@ -114,6 +127,7 @@ def test_refused_by_name(name: str) -> None:
 
 
 def _nth(step: int) -> type[Pattern]:
+    @register
     @dataclass(frozen=True)
     class Nth(Pattern):
         def allows(self, q: Points, k: Points) -> Tensor:
@@ -122,18 +136,35 @@ def _nth(step: int) -> type[Pattern]:
     return Nth
 
 
-def test_two_classes_of_one_word_are_not_confused() -> None:
-    one, other = _nth(2), _nth(3)
-    with pytest.raises(NotSupported, match="2 classes of patterns have the word 'nth'"):
-        read("nth & causal")
-    del other
-    assert read("nth & causal") == one() & Causal()
-    pattern = one()
-    found = Counted(lambda: attention(Q, K, V, pattern))()
-    assert_same(found, attention(Q, K, V, pattern), (Q, K, V))
-    another = _nth(3)()
-    with pytest.raises(NotSupported, match="2 classes"):
-        Counted(lambda: attention(Q, K, V, another))()
+def test_a_class_that_is_defined_anew_takes_its_own_place() -> None:
+    one = _nth(2)
+    assert read("nth & causal") == one() & Causal() == parse("nth & causal")
+    other = _nth(3)
+    assert read("nth & causal") == other() & Causal() != one() & Causal()
+    pattern = other()
+    compiled = Counted(lambda: attention(Q, K, V, pattern))()
+    assert_same(compiled, attention(Q, K, V, pattern), (Q, K, V))
+    before = one()
+    with pytest.raises(Exception, match="is not registered under its word 'nth'"):
+        Counted(lambda: attention(Q, K, V, before))()
+
+
+def test_a_word_is_of_one_class() -> None:
+    with pytest.raises(InvalidArgument, match=r"the word .causal. is that of"):
+        register(type(OWN_CAUSAL))
+    with pytest.raises(InvalidArgument, match="is no Pattern"):
+        register(len)  # type: ignore[type-var]
+
+
+def test_an_own_class_that_is_not_registered() -> None:
+    @dataclass(frozen=True)
+    class Unknown(Pattern):
+        def allows(self, q: Points, k: Points) -> Tensor:
+            return q.position >= k.position
+
+    with pytest.raises(Exception, match="is not registered under its word"):
+        Counted(lambda: attention(Q, K, V, Unknown()))()
+    assert attention(Q, K, V, Unknown()).shape == (*Q.shape[:3], V.shape[3])
 
 
 def test_other_words_stay_known() -> None:

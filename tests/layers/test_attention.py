@@ -16,7 +16,7 @@ from eyeline import Causal, Full, PerHead, SameDocument, Tokens, Window, dense_m
 from eyeline.encodings import Learned, Rotary, Sinusoidal
 from eyeline.errors import NotSupported
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms import Exact
+from eyeline.mechanisms import Compressed, Exact
 from eyeline.scores import ALiBi, Shaw, Softcap, T5Bias
 from layers.dense import copy_attention, dense, drawn, heads_of, random
 
@@ -369,8 +369,9 @@ def test_weights_are_those_that_the_output_uses() -> None:
     close(ours.out_proj((weight @ v).transpose(1, 2).flatten(2)), ours(x))
     assert not weight.triu(1).any()
     close(weight.sum(-1), torch.ones(2, H, L, dtype=torch.float64))
-    with pytest.raises(NotSupported, match="Identity has no weights"):
-        MultiHeadAttention(D, H, mechanism=nn.Identity()).weights(x.float())
+    blended = Compressed(2, num_kv_heads=H, head_dim=ours.head_dim)
+    with pytest.raises(NotSupported, match="Compressed has no weights to return: by='conv'"):
+        MultiHeadAttention(D, H, mechanism=blended).weights(x.float())
 
 
 def test_it_says_what_it_is() -> None:

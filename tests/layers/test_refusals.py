@@ -70,11 +70,11 @@ MAKING: list[tuple[Callable[[], object], str]] = [
     (lambda: M(12, 3, mechanism=ExtraKeys(Exact(score_mod=ALiBi(4)), 1, **SIZES)),
      "made for 4 heads"),
     (lambda: M(12, 3, mechanism=ExtraKeys(Exact(), 1, num_kv_heads=1, head_dim=4)),
-     "extra keys for 1 key heads of 4; there are 3 of 4"),
+     "num_kv_heads=1, head_dim=4; the heads have num_kv_heads=3, head_dim=4"),
     (lambda: M(12, 3, num_kv_heads=1, mechanism=ExtraKeys(Exact(), 1, num_kv_heads=1, head_dim=5)),
-     "extra keys for 1 key heads of 5; there are 1 of 4"),
-    (lambda: M(12, 3, mechanism=Additive(2, 4)), "additive for 2 heads of 4; there are 3 of 4"),
-    (lambda: M(12, 3, mechanism=Additive(3, 5)), "additive for 3 heads of 5; there are 3 of 4"),
+     "num_kv_heads=1, head_dim=5; the heads have num_kv_heads=1, head_dim=4"),
+    (lambda: M(12, 3, mechanism=Additive(2, 4)), "num_heads=2, head_dim=4; the heads have"),
+    (lambda: M(12, 3, mechanism=Additive(3, 5)), "num_heads=3, head_dim=5; the heads have"),
     (lambda: Exact(dropout=-0.1), "dropout=-0.1"),
     (lambda: Additive(3, 0), "head_dim=0"),
     (lambda: Additive(3, 4, dropout=2), "dropout=2"),
@@ -144,7 +144,7 @@ CALLING: list[tuple[Callable[[], object], str]] = [
                       cache=M(12, 3).new_cache(2)), "the cache knows k_tokens"),
     (lambda: M(12, 3)(x, x, cache=M(12, 3).new_cache(2)), "a cache is for self attention"),
     (lambda: ExtraKeys(Exact(), 2, num_kv_heads=1, head_dim=4)(q, q, q),
-     "extra keys for 1 key heads of 4; there are 3 of 4"),
+     "num_kv_heads=1, head_dim=4; the heads have num_kv_heads=3, head_dim=4"),
     (lambda: Additive(2, 4)(q, q, q), "w_q .* 3 heads"),
     (lambda: M(12, 3, mechanism=ExtraTokens(Exact(), 2))(x), r"ExtraTokens.beside"),
     (lambda: M(12, 3, mechanism=ExtraTokens(Exact(), 2))(x, q_tokens=tokens),
@@ -173,7 +173,7 @@ def test_what_is_meaningful_but_not_served() -> None:
         M(12, 3, mechanism=ExtraTokens(Exact(SameDocument()), 2))(x, q_tokens=packed)
     with pytest.raises(NotSupported, match="one document to the next"):
         SHAPE.stack(1, extra_tokens=2)(x, q_tokens=Tokens.packed([2, 3]))
-    with pytest.raises(NotSupported, match="ExtraTokens has no pattern"):
+    with pytest.raises(NotSupported, match="ExtraTokens does not read in steps"):
         extra.new_cache(1)
     with pytest.raises(NotSupported, match="no_grad"):
         layer = M(12, 3, pattern=Causal())

@@ -204,5 +204,3 @@ def test_refusals() -> None:
         layer(num_kv_heads=1)
     with pytest.raises(NotSupported, match="cannot look as LSH"):
         to_torch(layer())
-    with pytest.raises(NotSupported, match="no weights to return"):
-        layer().weights(random(2, LENGTH, D))

@@ -131,7 +131,7 @@ def test_the_model_is_left_as_it_was() -> None:
     model = gpt2().train()
     concentration(model, ids(1, 11)[0].tolist())
     assert model.training and all(layer.training for layer in model.layers)
-    assert not any(x.attention.attend._forward_pre_hooks for x in model.layers)  # type: ignore[operator, union-attr]
+    assert not any(x.attention.mechanism._forward_pre_hooks for x in model.layers)  # type: ignore[operator, union-attr]
 
 
 def test_refusals() -> None:
@@ -149,7 +149,7 @@ def test_refusals() -> None:
 
 def test_a_look_keeps_what_the_mechanism_scales_by() -> None:
     model = gpt2()
-    model.layers[1].attention.attend.scale = 0.01  # type: ignore[union-attr]
+    model.layers[1].attention.mechanism.scale = 0.01  # type: ignore[union-attr]
     scales = of_each_layer(model, ids(1, 5)[0].tolist(), lambda look: torch.tensor(_scale(look)))
     assert scales[1] == pytest.approx(0.01) and scales[0] == pytest.approx(11**-0.5)
 

@@ -281,7 +281,7 @@ def test_refusals() -> None:
     twice = Tokens.listed([0, 1, 1, *range(2, 12)])
     with pytest.raises(InvalidArgument, match="two tokens of a row stand at one position"):
         ours(q, k, v, q_tokens=twice, k_tokens=twice)
-    with pytest.raises(InvalidArgument, match="for 3 key heads of 5; there are 6 of 5"):
+    with pytest.raises(InvalidArgument, match="made for num_kv_heads=3, head_dim=5"):
         made("conv")(q, q, q)
     with pytest.raises(InvalidArgument, match="conv, mean, max, centroids"):
         made("median")

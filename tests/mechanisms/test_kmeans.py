@@ -22,7 +22,7 @@ from eyeline import (
 )
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
+from eyeline.mechanisms.base import auxiliary_loss, moving_buffers
 from eyeline.mechanisms.routed.clusters import first_centroids, moved, sums
 from eyeline.mechanisms.routed.kmeans import KMeans, kmeans_attention
 from eyeline.testing.kernel import largest_tensor
@@ -359,7 +359,7 @@ def test_mistakes() -> None:
                     {"dropout": 1.0}):  # fmt: skip
         with pytest.raises(InvalidArgument, match=next(iter(options))):
             KMeans(**{"clusters": C, "window": W, "num_heads": H, "head_dim": E, **options})  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="kmeans for 6 heads of 5; there are 3 of 5"):
+    with pytest.raises(InvalidArgument, match="kmeans was made for num_heads=6, head_dim=5"):
         made()(*(x[:, :3] for x in heads()))
     with pytest.raises(InvalidArgument, match="pattern is a str"):
         made(pattern="causal")  # type: ignore[arg-type]

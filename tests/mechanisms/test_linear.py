@@ -8,19 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline.caches import State, cache_for
+from eyeline.caches import LayerCache, Layout, State, cache_in
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional import attention_weights, linear_attention
 from eyeline.generation import stream
 from eyeline.layers import Block, FeedForward, MultiHeadAttention, Stack
-from eyeline.layers.in_steps import cache_kind
 from eyeline.mechanisms import Exact, Heads, LinearAttention, recipe
 from eyeline.models import Llama, LlamaConfig
 from eyeline.patterns import Causal, Full, SameDocument, Sinks, sliding_window
 from eyeline.tokens import Tokens
 
 HEADS, KEY_HEADS, WIDTH, LENGTH = 6, 3, 5, 37
-SHAPE = {"layers": 1, "batch": 2, "num_kv_heads": KEY_HEADS, "head_dim": WIDTH}
+LAYOUT = Layout(1, 2, KEY_HEADS, WIDTH, WIDTH, torch.float64, torch.device("cpu"))
 
 
 def linear(pattern: Any = Causal(), feature_map: str = "favor") -> LinearAttention:
@@ -67,14 +66,14 @@ def test_steps_equal_one_run(
     pattern, tokens = SITUATIONS[situation]
     mechanism, (q, k, v) = linear(pattern, feature_map), inputs()
     whole = mechanism(q, k, v, q_tokens=tokens, k_tokens=tokens)
-    cache = mechanism.new_cache(**SHAPE, dtype=torch.float64)
+    cache = mechanism.new_cache(LAYOUT)
     sizes = set()
     for start in range(0, LENGTH, step):
         stop = min(start + step, LENGTH)
         part = some(tokens, start, stop)
         cache.advance(part)
         heads = [x[:, :, start:stop] for x in (q, k, v)]
-        out = mechanism.step(*heads, cache=cache, layer=0, q_tokens=part)
+        out = mechanism.step(*heads, place=LayerCache(cache, 0), q_tokens=part)
         torch.testing.assert_close(out, whole[:, :, start:stop], rtol=0, atol=1e-10)
         sizes.add(cache.nbytes)
     assert len(sizes) == 1
@@ -100,10 +99,10 @@ def test_what_it_declares_and_refuses() -> None:
         with pytest.raises(NotSupported, match="follows full, causal, same_document and & of them"):
             linear(pattern)
     with pytest.raises(NotSupported, match="under full tokens look ahead"):
-        linear(Full()).new_cache(**SHAPE, dtype=torch.float32)
+        linear(Full()).new_cache(LAYOUT)
     with pytest.raises(NotSupported, match="does not read in steps: under full"):
         MultiHeadAttention(30, HEADS, mechanism=linear(Full())).new_cache()
-    with pytest.raises(InvalidArgument, match="linear for 6 heads of 5; there are 3 of 10"):
+    with pytest.raises(InvalidArgument, match="linear was made for num_heads=6, head_dim=5"):
         MultiHeadAttention(30, 3, mechanism=linear())
     with pytest.raises(InvalidArgument, match="only feature_map="):
         LinearAttention(2, 3, features=4)
@@ -126,14 +125,14 @@ def test_recipes() -> None:
 
 def test_the_state_keeps_its_books() -> None:
     mechanism, (q, k, v) = linear(), inputs()
-    cache = mechanism.new_cache(**SHAPE, dtype=torch.float64)
+    cache = mechanism.new_cache(LAYOUT)
     assert isinstance(cache, State) and cache.length == 0
 
     def step(start: int, stop: int) -> Tensor:
         tokens = Tokens.arange(start, stop)
         cache.advance(tokens)
         heads = [x[:, :, start:stop] for x in (q, k, v)]
-        return mechanism.step(*heads, cache=cache, layer=0, q_tokens=tokens)
+        return mechanism.step(*heads, place=LayerCache(cache, 0), q_tokens=tokens)
 
     step(0, 5)
     first = step(5, 9)
@@ -156,28 +155,28 @@ def test_the_state_keeps_its_books() -> None:
     with pytest.raises(NotSupported, match="keeps sums, not keys"):
         cache.append(0, k, v)
     with pytest.raises(InvalidArgument, match="keeps a State"):
-        other = cache_for(Causal(), **SHAPE, dtype=torch.float64)
-        mechanism.step(q, k, v, cache=other, layer=0, q_tokens=Tokens.arange(0, LENGTH))
+        other = cache_in(Causal(), LAYOUT)
+        mechanism.step(q, k, v, place=LayerCache(other, 0), q_tokens=Tokens.arange(0, LENGTH))
 
 
 def test_rows_change_places_with_their_sums() -> None:
     mechanism, (q, k, v) = linear(), inputs()
-    cache = mechanism.new_cache(**SHAPE, dtype=torch.float64)
+    cache = mechanism.new_cache(LAYOUT)
     tokens = Tokens.arange(0, 9)
     cache.advance(tokens)
-    mechanism.step(*[x[:, :, :9] for x in (q, k, v)], cache=cache, layer=0, q_tokens=tokens)
+    mechanism.step(*[x[:, :, :9] for x in (q, k, v)], place=LayerCache(cache, 0), q_tokens=tokens)
     cache.reorder(torch.tensor([1, 0]))
     tokens = Tokens.arange(9, 10)
     cache.advance(tokens)
     heads = [x[:, :, 9:10].flip(0) for x in (q, k, v)]
-    out = mechanism.step(*heads, cache=cache, layer=0, q_tokens=tokens)
+    out = mechanism.step(*heads, place=LayerCache(cache, 0), q_tokens=tokens)
     whole = mechanism(q, k, v)[:, :, 9:10].flip(0)
     torch.testing.assert_close(out, whole, rtol=0, atol=1e-10)
 
 
 def test_documents_in_steps_come_one_after_another() -> None:
     mechanism = linear(Causal() & SameDocument())
-    cache = mechanism.new_cache(**SHAPE, dtype=torch.float64)
+    cache = mechanism.new_cache(LAYOUT)
     cache.advance(Tokens.listed([0, 1], [3, 4]))
     with pytest.raises(NotSupported, match="their numbers go up"):
         cache.advance(Tokens.listed([2], [3]))
@@ -197,7 +196,7 @@ def stack(*mechanisms: Any) -> Stack:
 
 def test_a_stack_of_several_kinds_reads_in_steps() -> None:
     model = stack(linear(), linear(feature_map="elu"), Exact(Causal()), linear(), linear())
-    kinds = {cache_kind(x.attention.mechanism) for x in model.blocks}  # type: ignore[union-attr]
+    kinds = {x.attention.mechanism.cache_kind for x in model.blocks}  # type: ignore[union-attr]
     assert len(model.new_caches()) == len(kinds) == 3
     x = torch.randn(2, 12, 30)
     with torch.no_grad():

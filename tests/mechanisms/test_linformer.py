@@ -133,7 +133,7 @@ def test_nobody_at_all() -> None:
 
 def test_weights_are_those_of_the_sums() -> None:
     ours, (q, k, v) = made(), heads()
-    weight = ours.weights(q, k)
+    weight = ours.weights_of_sums(q, k)
     assert weight.shape == (B, H, L, K)
     same(weight.sum(-1), torch.ones(B, H, L).double())
     same(weight @ ours.sums(v, None, of_values=True).repeat_interleave(H // HK, 1), ours(q, k, v))
@@ -188,7 +188,7 @@ def test_sums_of_inputs_are_sums_of_keys(
     layer(*call, **tokens)
     hook.remove()
     assert projected == [K]
-    monkeypatch.setattr("eyeline.layers.attention.sums_first", lambda *_: False)
+    monkeypatch.setattr(Linformer, "project_first", lambda *_: None)
     close(first, layer(*call, **tokens), inputs)
 
 
@@ -230,7 +230,7 @@ def test_refusals() -> None:
     packed = Tokens.packed([6, 7])
     with pytest.raises(NotSupported, match="documents"):
         ours(q, k, v, q_tokens=packed, k_tokens=packed)
-    with pytest.raises(InvalidArgument, match="for 3 key heads of 5; there are 6 of 5"):
+    with pytest.raises(InvalidArgument, match="made for num_kv_heads=3, head_dim=5"):
         ours(q, q, q)
     with pytest.raises(InvalidArgument, match="being given one and the same module"):
         made("layer")

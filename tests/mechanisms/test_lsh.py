@@ -96,7 +96,7 @@ def test_one_bucket_is_exact_attention_over_the_others(by: str, pattern: Pattern
 @BY
 @pytest.mark.parametrize("pattern", [FULL, CAUSAL], ids=str)
 def test_what_every_mechanism_shows(by: str, pattern: Pattern) -> None:
-    claims = Claims(heads=H, kv_heads=H, head_dim=E, shared_qk=True, lengths=(0, 1, 24))
+    claims = Claims(heads=H, kv_heads=H, head_dim=E, lengths=(0, 1, 24))
     check_mechanism(lambda: made(by, pattern, buckets=None if by == "chunks" else 4), claims)
 
 

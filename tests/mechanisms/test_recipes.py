@@ -36,7 +36,7 @@ def test_values_are_numbers_and_words() -> None:
     ("text", "words"),
     [
         ("lookup", "there is no mechanism 'lookup'"),
-        ("exact(count=1)", "exact takes no options"),
+        ("exact(count=1)", "exact takes scale"),
         ("extra_keys", "extra_keys takes count"),
         ("extra_keys(count=1, count=2)", "count is given twice"),
         ("extra_keys(count)", "not of the form name=value"),

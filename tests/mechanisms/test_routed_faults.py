@@ -29,6 +29,7 @@ from eyeline import (
     recipe,
     save,
 )
+from eyeline.caches import Layout
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional import clustered_attention, kmeans_attention
 from eyeline.mechanisms import LSH, ClusteredQueries
@@ -81,7 +82,7 @@ def test_patterns_of_a_length_are_not_read_in_steps() -> None:
         assert "differs per length" in str(mechanism.no_cache)
     with pytest.raises(NotSupported, match="differs per length"):
         LSH(8, by="buckets", pattern=pattern).new_cache(
-            layers=1, batch=1, num_kv_heads=1, head_dim=E, dtype=torch.float32
+            Layout(1, 1, 1, E, E, torch.float32, torch.device("cpu"))
         )
 
 

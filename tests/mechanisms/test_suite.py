@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from eyeline import Causal, Full, Pattern, SameDocument, Tokens, sliding_window
 from eyeline.functional import attention
-from eyeline.mechanisms import Heads, recipe
+from eyeline.mechanisms import Heads, Mechanism, recipe
 from eyeline.testing import Claims, check_mechanism
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 FULL, CAUSAL = Full(), Causal() & SameDocument()
 MIXED = Claims(keeps_documents_apart=False)
 PROJECTED = Claims(linear_in_value=False, weights_sum_to_one=False)
-ITS_OWN_KEYS = Claims(shared_qk=True, kv_heads=4)
+ITS_OWN_KEYS = Claims(kv_heads=4)
 CASES = [
     ("exact", FULL, MIXED),
     ("exact", CAUSAL, Claims()),
@@ -38,6 +38,7 @@ CASES = [
     ("lsh(bucket_size=7, rounds=3, by=buckets, buckets=4)", Causal(), ITS_OWN_KEYS),
     ("kmeans(clusters=5, window=7)", FULL, Claims()),
     ("kmeans(clusters=5, window=7)", sliding_window(13), Claims()),
+    ("extra_keys(count=3)", CAUSAL, Claims(weights_sum_to_one=False, linear_in_value=False)),
     ("clustered(clusters=5, topk=7)", FULL, Claims()),
     ("sinkhorn(block=7)", FULL, Claims()),
     ("sinkhorn(block=7)", Causal(), Claims()),
@@ -45,7 +46,7 @@ CASES = [
 ]
 
 
-def made(text: str, pattern: Pattern, claims: Claims) -> nn.Module:
+def made(text: str, pattern: Pattern, claims: Claims) -> Mechanism:
     torch.manual_seed(0)
     heads = Heads(claims.heads, claims.kv_heads, claims.head_dim)
     return recipe(text).make(pattern, heads)
@@ -56,7 +57,7 @@ def test_mechanism(text: str, pattern: Pattern, claims: Claims) -> None:
     check_mechanism(lambda: made(text, pattern, claims), claims)
 
 
-class Faulty(nn.Module):
+class Faulty(Mechanism):
     """Causal attention with something wrong; see each test."""
 
     causality, pattern = "functional", Causal() & SameDocument()
@@ -103,7 +104,7 @@ class Faulty(nn.Module):
         ("type", "torch.float32"),
         ("batch", "depends on another"),
         ("pads", "reach real tokens"),
-        ("future", "reaches who stands before"),
+        ("future", "reaches what stands before"),
         ("documents", "a document reaches the next one"),
         ("draws", "two calls in eval differ"),
         ("steps", "steps of"),
@@ -115,5 +116,13 @@ def test_faults_are_found(fault: str, words: str) -> None:
 
 
 def test_causality_must_be_declared() -> None:
+    class Undeclared(Faulty):
+        causality = "perhaps"  # type: ignore[assignment]
+
     with pytest.raises(AssertionError, match="causality is one of"):
-        check_mechanism(lambda: nn.Identity())
+        check_mechanism(lambda: Undeclared("none"))
+
+
+def test_a_module_is_no_mechanism() -> None:
+    with pytest.raises(AssertionError, match="Identity is no Mechanism"):
+        check_mechanism(lambda: nn.Identity())  # type: ignore[arg-type, return-value]

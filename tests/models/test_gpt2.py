@@ -15,7 +15,7 @@ from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
 from eyeline.generation import generate, stream
 from eyeline.layers import PackedLinear, pack
 from eyeline.loading import load
-from eyeline.mechanisms import recipe
+from eyeline.mechanisms import Mechanism, recipe
 from eyeline.models import GPT2, GPT2Config, LanguageModel, trace
 from eyeline.patterns import Causal, Pattern, PerHead, sliding_window, streaming
 from eyeline.tokens import Tokens
@@ -224,21 +224,23 @@ def test_layers_with_one_pattern_and_mechanism_share_a_cache() -> None:
     torch.testing.assert_close(torch.cat(pieces, 1), model(text), rtol=0, atol=2e-5)
 
 
-class Blind(torch.nn.Module):
-    """Looks at nobody, and has no pattern."""
+class Blind(Mechanism):
+    """Attends to nothing, and has no pattern."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, **_: Any
+    ) -> Tensor:
         return query * 0
 
 
-def test_a_mechanism_that_does_not_read_in_steps_says_so() -> None:
+def test_a_mechanism_that_does_not_read_in_steps_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpt2()
     for layer in model.layers:
-        layer.attention.attend = Blind()
+        layer.attention.mechanism = Blind()
     assert model(ids(1, 5)).shape == (1, 5, 89)
-    with pytest.raises(NotSupported, match="Blind has no pattern that says which keys to keep"):
+    with pytest.raises(NotSupported, match="Blind does not read in steps: it has no pattern"):
         model.new_caches()
-    model.layers[0].attention.attend.no_cache = "it is blind"
+    monkeypatch.setattr(Blind, "no_cache", "it is blind")
     with pytest.raises(NotSupported, match="Blind does not read in steps: it is blind"):
         stream(model, [1, 2])
 

@@ -122,7 +122,7 @@ def test_other_choices_when_it_is_loaded(tmp_path: Path) -> None:
     save(tiny.llama(pattern=MIXED), tmp_path)
     found = load(tmp_path, pattern=sliding_window(3), encodings="recounted").model
     assert found.patterns == (sliding_window(3),) and found.encodings == "recounted"
-    with pytest.raises(CheckpointError, match=r"missing tensors: 'layers.0.attention.attend.key'"):
+    with pytest.raises(CheckpointError, match=r"'layers.0.attention.mechanism.key'"):
         load(tmp_path, mechanism=recipe("extra_keys(count=3)"))
     with pytest.raises(InvalidArgument, match="2 patterns for 3 layers"):
         load(tmp_path, pattern=[Causal()] * 2)

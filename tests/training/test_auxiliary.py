@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.layers import MultiHeadAttention
-from eyeline.mechanisms.auxiliary import auxiliary_loss
+from eyeline.mechanisms.base import auxiliary_loss
 from eyeline.mechanisms.routed.kmeans import KMeans
 from eyeline.training.loop import Loop, read_metrics
 from eyeline.training.processes import ALONE, Processes

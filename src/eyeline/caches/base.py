@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -240,3 +240,13 @@ def _after(position: Position, tokens: Tokens) -> Position:
     if tokens.batch is None and isinstance(position, int):
         return max(int(reached), position)
     return torch.maximum(reached, torch.as_tensor(position))
+
+
+class LayerCache(NamedTuple):
+    """A cache, and the number that a layer has in it.
+
+    Whoever runs the layers calls ``cache.advance(tokens)`` once a step, before the first of them.
+    """
+
+    cache: Cache
+    layer: int

@@ -37,20 +37,18 @@ def cache_for(
     Raises NotSupported for a pattern that varies by length: keys are chosen before the length of
     the text is known.
     """
+    width = value_dim if value_dim is not None else head_dim
+    where = torch.device(device)
+    return cache_in(pattern, Layout(layers, batch, num_kv_heads, head_dim, width, dtype, where))
+
+
+def cache_in(pattern: Pattern, layout: Layout) -> Cache:
+    """``cache_for`` where the shape of what is stored is a value."""
     if "length" in pattern.varies_by:
         raise NotSupported(
             f"{pattern} differs per length of sequence, and a cache fills before the length is "
             "known: fix it with pattern.of_length(n), where n is the longest text to be read"
         )
-    layout = Layout(
-        layers=layers,
-        batch=batch,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim if value_dim is not None else head_dim,
-        dtype=dtype,
-        device=torch.device(device),
-    )
     slots = needed_slots(pattern)
     return Growing(pattern, layout) if slots is None else Evicting(pattern, layout, slots=slots)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -181,3 +183,36 @@ def _checked(texts: list[str], place: str) -> list[str]:
         if not text.strip():
             raise InvalidArgument(f"{place.format(number)}: the text is empty")
     return texts
+
+
+# Modules of the user's own, which register mechanisms and patterns.
+
+_Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="MODULE",
+        help="Import a module first, for its mechanisms and patterns. May be repeated.",
+    ),
+]  # fmt: skip
+
+
+def importing(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with one option more: ``--import MODULE``."""
+
+    @wraps(verb)
+    def run(*, imports: list[str] | None, **asked: Any) -> None:
+        if imports:
+            from eyeline.registry import import_named
+
+            for name in imports:
+                import_named(name)
+        verb(**asked)
+
+    signature = inspect.signature(verb, eval_str=True)
+    option = inspect.Parameter(
+        "imports", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Imports
+    )
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), option]
+    )
+    return run

@@ -18,6 +18,7 @@ from eyeline.cli.compare import compare
 from eyeline.cli.embed import embed
 from eyeline.cli.generate import generate
 from eyeline.cli.models import models
+from eyeline.cli.options import importing
 from eyeline.cli.plan import plan
 from eyeline.cli.train import train
 from eyeline.cli.translate import translate
@@ -50,7 +51,7 @@ app = typer.Typer(
     context_settings=SETTINGS,
 )
 for verb in (generate, embed, compare, bench, plan, models, translate):
-    app.command(context_settings=SETTINGS)(verb)
+    app.command(context_settings=SETTINGS)(importing(verb))
 app.add_typer(train, name="train", context_settings=SETTINGS)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from eyeline.cli import train_options as ask
-from eyeline.cli.options import Json
+from eyeline.cli.options import Json, importing
 from eyeline.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -139,5 +139,5 @@ _VERBS = (
 )
 for _task, _about, _without in _VERBS:
     train.command(_task, context_settings={"max_content_width": 100})(
-        _verb(_task, _about, without=_without)  # type: ignore[arg-type]
+        importing(_verb(_task, _about, without=_without))  # type: ignore[arg-type]
     )

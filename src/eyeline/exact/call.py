@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.kernels.request import Request
@@ -176,6 +177,12 @@ def as_pattern(pattern: PatternLike) -> Pattern:
         return pattern
     if isinstance(pattern, Tensor):
         return Explicit(pattern)
+    if isinstance(pattern, Module):
+        name = type(pattern).__name__
+        raise InvalidArgument(
+            f"pattern is a {name}, a module and no pattern: a mechanism is called itself, "
+            f"{name}(…)(query, key, value), and says what it does by {name}(…).explain(query, key)"
+        )
     if callable(pattern) and not isinstance(pattern, type):
         return Predicate(pattern)
     raise InvalidArgument(

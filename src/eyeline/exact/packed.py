@@ -6,19 +6,17 @@ its curve gives.
 
 from __future__ import annotations
 
-import gc
-import inspect
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
 
-from eyeline.errors import NotSupported, PatternSyntaxError
-from eyeline.patterns import VOCABULARY, And, Blocks, Explicit, Not, Or, Pattern
+from eyeline.errors import NotSupported
+from eyeline.patterns import ATOMS, VOCABULARY, And, Blocks, Explicit, Not, Or, Pattern, parse
 from eyeline.patterns.algebra import Compound
-from eyeline.patterns.parser import MAX_CHARACTERS, Parser
+from eyeline.patterns.parser import MAX_CHARACTERS
+from eyeline.registry import changes
 from eyeline.scores import Bias, Factor, Product, Values
 from eyeline.scores.relative import ScaledBias
 
@@ -31,15 +29,16 @@ def check_words(pattern: Pattern) -> None:
     It asks only what torch.compile can trace.
     """
     kind, word = type(pattern), pattern.word()
-    if kind not in (And, Or, Not) and VOCABULARY.get(word, kind) is not kind:
+    if kind not in (And, Or, Not) and VOCABULARY.get(word) is not kind:
         raise NotSupported(
-            f"{kind.__module__}.{kind.__qualname__} has the word {word!r}, which is eyeline's own: "
-            "torch.compile reads patterns by their words, so give it another name"
+            f"{kind.__module__}.{kind.__qualname__} is not registered under its word {word!r}: "
+            "torch.compile reads patterns by their words, so put @register, of eyeline.patterns, "
+            "before the class"
         )
     if isinstance(pattern, Compound):
         for part in pattern.parts:
             check_words(part)
-    elif word not in VOCABULARY:
+    elif kind not in ATOMS:
         for name, value in pattern.arguments().items():
             _check_value(f"{word} {name}", value)
 
@@ -58,59 +57,14 @@ def _check_value(name: str, value: object) -> None:
 
 
 def read(text: str, bound: tuple[Pattern, ...] = ()) -> Pattern:
-    """``parse`` for which every class of patterns that this process knows is a word.
-
-    Raises PatternSyntaxError for other words, NotSupported where a word is that of two classes.
-    """
-    if bound:
-        return _read(text, bound)
-    try:
-        return _remembered(text)
-    except PatternSyntaxError:
-        return _read(text, ())
+    """``parse``, which remembers what it read, for a call that runs again and again."""
+    return parse(text, bound) if bound else _remembered(text, changes())
 
 
 @lru_cache(maxsize=256)
-def _remembered(text: str) -> Pattern:
-    return Parser(text, VOCABULARY).parse()
-
-
-def _read(text: str, bound: tuple[Pattern, ...]) -> Pattern:
-    try:
-        return Parser(text, VOCABULARY, bound).parse()
-    except PatternSyntaxError:
-        return Parser(text, {**_own_words(text), **VOCABULARY}, bound).parse()
-
-
-def _own_words(text: str) -> dict[str, type[Pattern]]:
-    """The words of classes outside eyeline, of which the text may use those of one class only."""
-    kinds, used = _own_kinds(), set(re.findall(r"\w+", text))
-    if any(len(kinds[word]) > 1 for word in used & kinds.keys()):
-        # A class that was defined anew may have left its first self behind, not freed yet.
-        kinds.clear()
-        gc.collect()
-        kinds = _own_kinds()
-    for word in sorted(used & kinds.keys()):
-        if len(kinds[word]) > 1:
-            raise NotSupported(
-                f"{len(kinds[word])} classes of patterns have the word {word!r}: torch.compile "
-                "reads patterns by their words, so rename one of them"
-            )
-    return {word: each[0] for word, each in kinds.items()}
-
-
-def _own_kinds() -> dict[str, list[type[Pattern]]]:
-    found: dict[str, list[type[Pattern]]] = {}
-    for kind in _below(Pattern):  # type: ignore[type-abstract]
-        if not inspect.isabstract(kind) and kind.word() not in VOCABULARY:
-            found.setdefault(kind.word(), []).append(kind)
-    return found
-
-
-def _below(kind: type[Pattern]) -> Iterator[type[Pattern]]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _below(each)
+def _remembered(text: str, changes: int) -> Pattern:
+    """changes: how often words were added, of which one may have taken another's place."""
+    return parse(text)
 
 
 CURVES: dict[str, type[Bias | ScaledBias | Product | Values | Factor]] = {

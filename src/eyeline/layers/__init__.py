@@ -1,6 +1,6 @@
 """Building blocks of models: attention, feed-forward, norms, blocks, stacks."""
 
-from eyeline.layers.attention import LayerCache as LayerCache
+from eyeline.caches import LayerCache as LayerCache
 from eyeline.layers.attention import MultiHeadAttention as MultiHeadAttention
 from eyeline.layers.attention import Projected as Projected
 from eyeline.layers.block import Block as Block

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
+from eyeline.caches import LayerCache, Layout
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import PatternLike
 from eyeline.layers.checks import (
@@ -24,14 +25,11 @@ from eyeline.layers.checks import (
     head_width,
     refuse_apart,
 )
-from eyeline.layers.in_steps import LayerCache as LayerCache
-from eyeline.layers.in_steps import attend, cache_of, check_steps
 from eyeline.layers.positions import Position, added_at, check_fit, rotary_tables, sorted_positions
-from eyeline.layers.sums import summed, sums_first
-from eyeline.mechanisms import Exact, Linformer
+from eyeline.mechanisms import Exact, Heads, Mechanism
+from eyeline.mechanisms.base import ProjectsLast
 from eyeline.patterns import Full, Pattern
-from eyeline.planning import Countable
-from eyeline.planning.cost import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Countable, Work, numbers_in
 from eyeline.tokens import Tokens, default_tokens
 
 
@@ -47,15 +45,15 @@ class Projected(NamedTuple):
 
 
 @final
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(nn.Module, Countable):
     """out = W_o [head_1; …; head_h] + b_o,  head_i = f(W_q^i query, W_k^i key, W_v^i value).
 
     f is the mechanism: softmax(QKᵀ/√E)V under a pattern, or what is given. Batch first:
     query (B, L, embed_dim), key (B, S, kdim), value (B, S, vdim) to (B, L, embed_dim). Without a
     key it is self attention; a key without a value is its own value.
 
-    pattern: who may look at whom, Full() if not given; or mechanism: a module that is called as
-    ``Exact`` is, with dropout and score modifiers of its own.
+    pattern: who may attend to whom, Full() if not given; or mechanism: a Mechanism, with dropout
+    and score modifiers of its own.
     num_kv_heads: key and value heads; num_heads / num_kv_heads query heads share each.
     head_dim: the width E of a head, embed_dim / num_heads if not given.
     kdim, vdim: the widths of key and value, embed_dim if not given.
@@ -80,7 +78,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         *,
         pattern: PatternLike | None = None,
-        mechanism: nn.Module | None = None,
+        mechanism: Mechanism | None = None,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         kdim: int | None = None,
@@ -104,13 +102,11 @@ class MultiHeadAttention(nn.Module):
             mechanism = Exact(rule, score_mod=positions.score_mods, dropout=dropout)
         else:
             check_mechanism(mechanism, pattern, positions.score_mods, dropout)
-        check = getattr(mechanism, "check", None)
-        if check is not None:
-            check(num_heads, self.num_kv_heads, self.head_dim)
-        self.mechanism = mechanism
+        mechanism.check_heads(Heads(num_heads, self.num_kv_heads, self.head_dim))
+        self.mechanism: Mechanism = mechanism
         width, kv_width = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, width, bias=bias)
-        shared = getattr(mechanism, "shared_qk", False)
+        shared = mechanism.shared_qk
         if shared:
             check_shared(type(mechanism).__name__, embed_dim, self.kdim)
             self.register_load_state_dict_pre_hook(refuse_apart)  # type: ignore[no-untyped-call]
@@ -122,10 +118,9 @@ class MultiHeadAttention(nn.Module):
     @property
     def pattern(self) -> Pattern:
         """Who may look at whom. Raises NotSupported if the mechanism has no pattern."""
-        pattern = getattr(self.mechanism, "pattern", None)
-        if not isinstance(pattern, Pattern):
+        if self.mechanism.pattern is None:
             raise NotSupported(f"{type(self.mechanism).__name__} has no pattern")
-        return pattern
+        return self.mechanism.pattern
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -168,14 +163,21 @@ class MultiHeadAttention(nn.Module):
         """
         if cache is not None:
             check_cached(cache.cache, key, q_tokens, k_tokens)
-            check_steps(self.mechanism)
+            self.mechanism.check_steps()
+        if self.mechanism.needs_input and key is not None:
+            raise NotSupported(
+                f"{self.mechanism.name} needs the input of its layer, and cross attention has two"
+            )
         q_tokens, k_tokens = self._standing(query, key, q_tokens, k_tokens)
-        if isinstance(self.mechanism, Linformer) and cache is None:
-            heads = self._summed(self.mechanism, query, key, value, q_tokens, k_tokens)
+        sums = self._sums_first() if cache is None else None
+        if sums is not None:
+            heads = self._summed(sums, query, key, value, q_tokens, k_tokens)
             if heads is not None:
-                return self._merged(self.mechanism.over(*heads, q_tokens=q_tokens))
+                return self._merged(sums.over(*heads, q_tokens=q_tokens))
         q, k, v = self._in_heads(query, key, value, q_tokens, k_tokens)
-        seen = attend(self.mechanism, q, k, v, q_tokens=q_tokens, k_tokens=k_tokens, place=cache)
+        seen = self.mechanism.attend(
+            q, k, v, q_tokens=q_tokens, k_tokens=k_tokens, place=cache, inputs=query
+        )
         return self._merged(seen)
 
     def project(
@@ -207,44 +209,38 @@ class MultiHeadAttention(nn.Module):
         where a query may look at nobody. For short inputs: memory is L·S. Raises NotSupported for
         a mechanism that has no weights.
         """
-        weigh = getattr(self.mechanism, "weights", None)
-        if weigh is None:
-            raise NotSupported(f"{type(self.mechanism).__name__} has no weights to return")
         q_tokens, k_tokens = self._standing(query, key, q_tokens, k_tokens)
         source = query if key is None else key
         check_input("query", query, self.embed_dim, self.q_proj.weight)
         q = self._heads(self.q_proj(self._placed(query, q_tokens)), q_tokens)
         k = source.key if isinstance(source, Projected) else self._keys(source, k_tokens)
-        weights: Tensor = weigh(q, k, q_tokens=q_tokens, k_tokens=k_tokens)
-        return weights
+        more: dict[str, Any] = {"inputs": query} if self.mechanism.needs_input else {}
+        return self.mechanism.weights(q, k, q_tokens=q_tokens, k_tokens=k_tokens, **more)
 
     def new_cache(self, batch: int = 1) -> LayerCache:
         """An empty cache for this layer alone, in the dtype and on the device of its weights."""
         weight = self.k_proj.weight
-        cache = cache_of(
-            self.mechanism,
-            layers=1,
-            batch=batch,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
-        return LayerCache(cache, 0)
+        width, device = self.head_dim, weight.device
+        layout = Layout(1, batch, self.num_kv_heads, width, width, weight.dtype, device)
+        return LayerCache(self.mechanism.new_cache(layout), 0)
 
-    def work(self, asked: Asked) -> Work:
+    def work(self, asked: Asked) -> Work | None:
         """The mechanism's, and apart from it L·d·H·E for queries and for the output, and S·d·Hk·E
         for keys and for values, once for queries that are keys; see ``eyeline.cost``."""
-        if not isinstance(self.mechanism, Countable):
-            raise NotSupported(f"{type(self.mechanism).__name__} has no work to count")
         own = {"heads": self.num_heads, "kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
-        found = self.mechanism.work(asked.known("a layer", value_dim=self.head_dim, **own))
-        queries, keys = found.call.length, found.call.key_length
+        inner = self.mechanism.work(asked.known("a layer", value_dim=self.head_dim, **own))
+        if inner is None:
+            return None
+        queries, keys = inner.call.length, inner.call.key_length
         asking = 0 if self._shares else queries  # a shared projection's queries are its keys
         parts = ((self.q_proj, asking), (self.k_proj, keys), (self.v_proj, keys))
         made = sum(rows * x.weight.numel() for x, rows in (*parts, (self.out_proj, queries)))
         around = 2 * queries * self.embed_dim + numbers_in(self) - numbers_in(self.mechanism)
-        return replace(found, projections=made, numbers=found.numbers + around, backward=None)
+        return replace(inner, projections=made, numbers=inner.numbers + around, backward=None)
+
+    def path(self, length: int) -> int | Pattern:
+        """The mechanism's."""
+        return self.mechanism.path(length)
 
     @property
     def _shares(self) -> bool:
@@ -322,9 +318,15 @@ class MultiHeadAttention(nn.Module):
             placed = self._placed(query, k_tokens)
         return q, self._heads(self.k_proj(placed), k_tokens), self._split(self.v_proj(query))
 
+    def _sums_first(self) -> ProjectsLast | None:
+        """What sums the inputs before they are projected, if that saves something."""
+        key, value = self.k_proj, self.v_proj
+        plain = isinstance(key, nn.Linear) and isinstance(value, nn.Linear)
+        return self.mechanism.project_first(key, value) if plain else None
+
     def _summed(
         self,
-        mechanism: Linformer,
+        mechanism: ProjectsLast,
         query: Tensor,
         key: Tensor | Projected | None,
         value: Tensor | None,
@@ -333,7 +335,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Queries in heads, and sums of keys and values, of inputs that were summed up first.
 
-        None where that saves nothing, and for what the usual way refuses.
+        None for what the usual way refuses.
         """
         one_sided = (q_tokens is None) != (k_tokens is None)
         if isinstance(key, Projected) or self.rotary is not None or one_sided:
@@ -343,8 +345,7 @@ class MultiHeadAttention(nn.Module):
             return None
         key = key if key is not None else query
         value = value if value is not None else key
-        projections = self.k_proj, self.v_proj
-        if key.shape[:2] != value.shape[:2] or not sums_first(mechanism, projections):
+        if key.shape[:2] != value.shape[:2]:
             return None
         for name, x, width in (
             ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim),
@@ -352,7 +353,9 @@ class MultiHeadAttention(nn.Module):
             check_input(name, x, width, self.q_proj.weight)
         q = self._split(self.q_proj(self._placed(query, q_tokens)))
         inputs = self._placed(key, k_tokens), value
-        k, v = summed(mechanism, inputs, projections, k_tokens)
+        if k_tokens is not None:
+            check_tokens("k_tokens", k_tokens, *key.shape[:2])
+        k, v = mechanism.summed(inputs, (self.k_proj, self.v_proj), k_tokens)
         return q, self._split(k), self._split(v)
 
     def _projected(

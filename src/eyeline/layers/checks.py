@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from eyeline.caches import Cache
 from eyeline.checks import check_size, equal
 from eyeline.errors import InvalidArgument
+from eyeline.mechanisms import Mechanism
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
 
@@ -162,9 +163,12 @@ def check_mechanism(
     """Raise InvalidArgument for what is no mechanism, and for what it would not be told of."""
     if isinstance(mechanism, Pattern):
         raise InvalidArgument(f"mechanism={mechanism} is a pattern: give it as pattern=")
-    if not isinstance(mechanism, nn.Module):
+    if not isinstance(mechanism, Mechanism):
+        kind = type(mechanism).__name__
+        wrong = "class" if isinstance(mechanism, type) else kind
+        hint = "; by its word recipe(…).make(pattern, heads)" if isinstance(mechanism, str) else ""
         raise InvalidArgument(
-            f"mechanism is a {type(mechanism).__name__}: a module that is called as Exact is"
+            f"mechanism is a {wrong}: an instance of a class derived from Mechanism is due{hint}"
         )
     name = type(mechanism).__name__
     if pattern is not None:

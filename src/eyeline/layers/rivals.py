@@ -14,7 +14,7 @@ from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import order_of
 from eyeline.patterns import Dilated
 from eyeline.planning import max_path_length, pairs
-from eyeline.planning.cost import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Countable, Work, numbers_in
 from eyeline.tokens import LARGEST, NOBODY, Tokens
 
 # Which slot holds the neighbour at a given distance: what a convolution over positions reads.
@@ -74,7 +74,7 @@ def _neighbours(
 
 
 @final
-class Convolution(nn.Module):
+class Convolution(nn.Module, Countable):
     """y[i] = b + Σ_t W_t x[i + (t - c) · dilation], t < kernel, i and its neighbours by position.
 
     x (B, L, width) to the same. c = kernel - 1 with causal: no token sees the future; else
@@ -165,7 +165,7 @@ _CELLS: dict[str, Callable[..., nn.RNNBase]] = {"elman": nn.RNN, "gru": nn.GRU, 
 
 
 @final
-class Recurrent(nn.Module):
+class Recurrent(nn.Module, Countable):
     """h_t = cell(x_t, h_{t-1}), one token after the other: x (B, L, width) to (B, L, width).
 
     cell: "elman" (tanh), "gru" or "lstm", torch's own, in ``cell``; layers: how many, one on the

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from eyeline.caches import Cache
+from eyeline.caches import Cache, LayerCache, Layout
 from eyeline.encodings import Added
 from eyeline.errors import InvalidArgument
 from eyeline.layers.attention import MultiHeadAttention, Projected
 from eyeline.layers.block import Block, DecoderBlock
 from eyeline.layers.checks import check_tokens, check_width
-from eyeline.layers.in_steps import LayerCache, cache_kind
-from eyeline.layers.in_steps import attend as attend
-from eyeline.layers.in_steps import cache_of as cache_of
 from eyeline.layers.positions import added_at
-from eyeline.mechanisms import ExtraTokens
 from eyeline.tokens import Tokens, default_tokens
 
 # The caches of several layers: one for all that share a pattern and the shape of their keys.
@@ -40,14 +36,10 @@ class Caches:
         """An empty cache for each kind of layer, in the order in which they come."""
         weight, kinds = self._layers[0].k_proj.weight, self._kinds()
         return [
-            cache_of(
-                self._layers[kinds.index(kind)].mechanism,
-                layers=kinds.count(kind),
-                batch=batch,
-                num_kv_heads=kind[1],
-                head_dim=kind[2],
-                dtype=weight.dtype,
-                device=weight.device,
+            self._layers[kinds.index(kind)].mechanism.new_cache(
+                Layout(
+                    kinds.count(kind), batch, kind[1], kind[2], kind[2], weight.dtype, weight.device
+                )
             )
             for kind in dict.fromkeys(kinds)
         ]
@@ -75,7 +67,7 @@ class Caches:
 
     def _kinds(self) -> list[Kind]:
         return [
-            (cache_kind(layer.mechanism), layer.num_kv_heads, layer.head_dim)
+            (layer.mechanism.cache_kind, layer.num_kv_heads, layer.head_dim)
             for layer in self._layers
         ]
 
@@ -164,10 +156,9 @@ class Stack(nn.Module):
 
     def _with_extra(self, extra: Tensor, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tokens]:
         mechanism = cast(Block, self.blocks[0]).attention.mechanism
-        assert isinstance(mechanism, ExtraTokens)
         first = extra.to(x.dtype).expand(x.shape[0], -1, -1)
-        beside = mechanism.beside(tokens if tokens is not None else x.shape[1])
-        return torch.cat((first, x), 1), beside
+        tokens = tokens if tokens is not None else default_tokens(x.shape[1], x.shape[1])[0]
+        return torch.cat((first, x), 1), mechanism.beside(tokens)
 
     def _caches(self) -> Caches:
         return Caches([cast(Block, block).attention for block in self.blocks])
@@ -281,8 +272,7 @@ def _one_width(attentions: Sequence[MultiHeadAttention], position: Added | None)
 
 def _check_extra(attentions: Sequence[MultiHeadAttention], count: int) -> None:
     for attention in attentions:
-        mechanism = attention.mechanism
-        expected = mechanism.count if isinstance(mechanism, ExtraTokens) else 0
+        expected = attention.mechanism.extra_slots
         if expected != count:
             raise InvalidArgument(
                 f"extra_tokens={count}, and the attention of a block expects {expected}: give "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from eyeline.checkpoints.base import Tensors
 from eyeline.errors import CheckpointError
-from eyeline.mechanisms.auxiliary import moving_buffers
+from eyeline.mechanisms.base import moving_buffers
 from eyeline.models.base import Names, Part, half_split
 
 

@@ -92,18 +92,17 @@ def writing_speed(model: LanguageModel, reading: Reading, tokens: int) -> float:
 class AttentionClock:
     """``with AttentionClock(model) as clock: …``: seconds spent inside the model's attention."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.seconds = 0.0
         self._model, self._start, self._hooks = model, 0.0, ExitStack()
 
     def __enter__(self) -> AttentionClock:
-        for name, module in self._model.named_modules():
-            if name.endswith(".attend"):
-                for hook in (
-                    module.register_forward_pre_hook(self._begin),
-                    module.register_forward_hook(self._end),
-                ):
-                    self._hooks.callback(hook.remove)
+        for mechanism in self._model.mechanisms:
+            for hook in (
+                mechanism.register_forward_pre_hook(self._begin),
+                mechanism.register_forward_hook(self._end),
+            ):
+                self._hooks.callback(hook.remove)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import check_call
-from eyeline.mechanisms import Exact
+from eyeline.mechanisms import Exact, Mechanism
 from eyeline.mechanisms.routed.scored import Scored, sheets
 from eyeline.models import LanguageModel
 from eyeline.planning.dense import settled
@@ -50,10 +50,9 @@ def of_each_layer(
     found: list[Tensor] = []
     training = model.training
     with ExitStack() as after, torch.inference_mode():
-        for layer in model.layers:
-            attend = cast(Any, layer).attention.attend
-            see = _seeing(_checked(attend), measure, found)
-            handle = attend.register_forward_pre_hook(see, with_kwargs=True)
+        for mechanism in model.mechanisms:
+            see = _seeing(_checked(mechanism), measure, found)
+            handle = mechanism.register_forward_pre_hook(see, with_kwargs=True)
             after.callback(handle.remove)
         after.callback(model.train, training)
         model.eval().hidden(torch.tensor([list(ids)], device=model.embedding.weight.device))
@@ -69,7 +68,7 @@ def _seeing(
     return see
 
 
-def _checked(mechanism: nn.Module) -> Exact:
+def _checked(mechanism: Mechanism) -> Exact:
     if not isinstance(mechanism, Exact):
         raise NotSupported(
             f"the weights of exact attention are measured, not of {type(mechanism).__name__}"

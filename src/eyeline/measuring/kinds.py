@@ -21,17 +21,22 @@ from eyeline.layers.ancestors import (
     StructuredAttention,
 )
 from eyeline.measuring.timing import Progress, silent
-from eyeline.mechanisms.recipes import Heads, Option, Recipe, word_and_options
+from eyeline.mechanisms import Heads, Mechanism
+from eyeline.mechanisms.base import MECHANISMS
+from eyeline.mechanisms.recipes import Option, Recipe, word_and_options
 from eyeline.patterns import Causal, Full, Pattern, parse
-from eyeline.planning.cost import Asked, Work
+from eyeline.planning.cost import Asked, Countable, Work
 from eyeline.planning.path_length import dilated_path
+from eyeline.registry import has_word
 
 # The ancestors as the table calls all layers: with one text, x (B, L, width).
 
 
 @final
-class OfTokens(nn.Module):
+class OfTokens(nn.Module, Countable):
     """A layer whose arguments are made of one text; it counts as the layer itself does."""
+
+    layer: Countable
 
     def __init__(self, layer: Any, call: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
@@ -40,36 +45,38 @@ class OfTokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.call(self.layer, x)
 
-    def work(self, asked: Asked) -> Work:
+    def work(self, asked: Asked) -> Work | None:
         """The layer's own."""
-        found: Work = self.layer.work(asked)
-        return found
+        return self.layer.work(asked)
 
-    def path(self, length: int) -> int:
+    def path(self, length: int) -> int | Pattern:
         """The layer's own."""
-        found: int = self.layer.path(length)
-        return found
+        return self.layer.path(length)
+
+    def square_bytes(self, length: int, *, backward: bool) -> int:
+        """The layer's own."""
+        return self.layer.square_bytes(length, backward=backward)
 
 
-def structured(width: int, hidden: int = 64, *, hops: int = 4) -> nn.Module:
+def structured(width: int, hidden: int = 64, *, hops: int = 4) -> OfTokens:
     """Lin et al. 2017: the matrix of a sentence."""
     return OfTokens(StructuredAttention(width, hidden, hops), lambda layer, x: layer(x).embedding)
 
 
 def decomposable(
     width: int, hidden: int = 64, *, classes: int = 3, intra: bool = False
-) -> nn.Module:
+) -> OfTokens:
     """Parikh et al. 2016: a sentence compared with itself."""
     layer = Decomposable(width, hidden, classes=classes, intra=intra)
     return OfTokens(layer, lambda layer, x: layer(x, x))
 
 
-def intra_temporal(width: int) -> nn.Module:
+def intra_temporal(width: int) -> OfTokens:
     """Paulus et al. 2017: as many decoder states as words of the memory."""
     return OfTokens(IntraTemporal(width), lambda layer, x: layer(x, x).context)
 
 
-def intra_decoder(width: int) -> nn.Module:
+def intra_decoder(width: int) -> IntraDecoder:
     """Paulus et al. 2017: decoder states that look at the earlier ones."""
     return IntraDecoder(width)
 
@@ -83,7 +90,11 @@ def _dilated(width: int, kernel: int = 3, *, causal: bool = False) -> Convolutio
     return Convolution(width, kernel, causal=causal)
 
 
-LAYERS: Mapping[str, Any] = {
+Layer = (
+    MultiHeadAttention | Convolution | Recurrent | LSTMN | StructuredAttention | Decomposable
+    | IntraTemporal | IntraDecoder | OfTokens
+)  # fmt: skip
+LAYERS: Mapping[str, Callable[..., Layer]] = {
     "convolution": Convolution,
     DILATED: _dilated,
     "recurrent": Recurrent,
@@ -101,8 +112,8 @@ LAYERS: Mapping[str, Any] = {
 class Kind:
     """A mechanism under a pattern, or another layer: ``linear(feature_map=relu)``, ``recurrent``.
 
-    Linformer without a length is made for the one it is asked at, and so are the clusters of
-    kmeans: as many as its windows fit there. Raises InvalidArgument for a name or options that do
+    Options that a mechanism takes from the length, where they are left out, are those of the length
+    it is asked at: see ``Mechanism.fitted``. Raises InvalidArgument for a name or options that do
     not exist, and NotSupported for a pattern that cannot be honoured.
     """
 
@@ -113,6 +124,8 @@ class Kind:
     """The pattern as it was named; its text if not given."""
 
     def __post_init__(self) -> None:
+        if self.name in LAYERS and self.name in MECHANISMS:
+            raise InvalidArgument(f"{self.name} is a layer: give your mechanism another word")
         if self.name in LAYERS:
             self._check_layer()
         else:
@@ -137,21 +150,15 @@ class Kind:
 
     def square_bytes(self, length: int, heads: Heads, *, backward: bool) -> int:
         """What it holds of the order of length², in float32; 0 where memory is linear."""
-        width = heads.num_heads * heads.head_dim
-        if self.name == "additive":  # scores and weights, and the slopes of both
-            return length**2 * heads.num_heads * 4 * (4 if backward else 2)
-        if self.name == "intra_temporal":  # scores, their sums so far, weights, and slopes
-            return length**2 * 4 * (8 if backward else 5)
-        if self.name == "lstmn":  # all states so far, stacked anew for each token
-            return length**2 * 4 * (1 + (2 * width if backward else 0))
-        return 0
+        layer = self.mechanism(heads, 1) if self.has_heads else self._layer(_width(heads), 1)
+        return layer.square_bytes(length, backward=backward)
 
     @property
     def has_heads(self) -> bool:
         """Whether it takes queries, keys and values, and not tokens."""
         return self.name not in LAYERS
 
-    def layer(self, width: int, heads: int, length: int) -> nn.Module:
+    def layer(self, width: int, heads: int, length: int) -> Layer:
         """The whole layer, with projections where it is attention: (B, L, width) to the same."""
         if not self.has_heads:
             return self._layer(width, length)
@@ -160,7 +167,7 @@ class Kind:
         mechanism = self.mechanism(Heads(heads, heads, width // heads), length)
         return MultiHeadAttention(width, heads, mechanism=mechanism)
 
-    def mechanism(self, heads: Heads, length: int) -> nn.Module:
+    def mechanism(self, heads: Heads, length: int) -> Mechanism:
         """The mechanism alone."""
         return _recipe(self, length).make(self.pattern, heads)
 
@@ -168,14 +175,12 @@ class Kind:
         """What is timed: called with query, key and value (B, H, L, E)."""
         if self.has_heads:
             made = self.mechanism(heads, length).to(dtype)
-            return _Shared(made) if getattr(made, "shared_qk", False) else made
-        return _OnTokens(self._layer(heads.num_heads * heads.head_dim, length)).to(dtype)
+            return _Shared(made) if made.shared_qk else made
+        return _OnTokens(self._layer(_width(heads), length)).to(dtype)
 
-    def work(self, length: int, width: int, heads: int) -> Work:
-        """What the layer does at a length."""
-        layer = self.layer(width, heads, length if self.has_heads else 1)
-        found: Work = layer.work(Asked(length))  # type: ignore[operator]
-        return found
+    def work(self, length: int, width: int, heads: int) -> Work | None:
+        """What the layer does at a length; None where its mechanism does not say."""
+        return self.layer(width, heads, length if self.has_heads else 1).work(Asked(length))
 
     def path(self, length: int, heads: int) -> int:
         """Layers of this kind until all have heard of all they can; see ``max_path_length``."""
@@ -189,8 +194,8 @@ class Kind:
         heads_of_one = Heads(heads, heads, 2)
         return max_path_length(self.mechanism(heads_of_one, length), length, heads=heads)
 
-    def _layer(self, width: int, length: int) -> nn.Module:
-        made: nn.Module = LAYERS[self.name](width, **dict(self.options))
+    def _layer(self, width: int, length: int) -> Layer:
+        made: Layer = LAYERS[self.name](width, **dict(self.options))
         if self.name == DILATED and isinstance(made, Convolution) and any(_ways(made)):
             # The last of the layers that the length needs, whose gap is widest.
             left, right = _ways(made)
@@ -257,7 +262,7 @@ def standard(length: int, shortest: int | None = None) -> tuple[Kind, ...]:
 class _Shared(nn.Module):
     """A mechanism whose keys are its queries, called with others, which it does not read."""
 
-    def __init__(self, mechanism: nn.Module) -> None:
+    def __init__(self, mechanism: Mechanism) -> None:
         super().__init__()
         self.mechanism = mechanism
 
@@ -284,16 +289,18 @@ class _OnTokens(nn.Module):
 
 def _recipe(of: Kind, length: int) -> Recipe:
     options = dict(of.options)
-    if of.name == "linformer":
-        options.setdefault("length", length)
-    if of.name == "kmeans" and isinstance(window := options.get("window"), int):
-        options.setdefault("clusters", max(length // max(window, 1), 1))
     try:
+        if has_word(MECHANISMS, of.name):
+            options = MECHANISMS[of.name].fitted(options, length)
         return Recipe(of.name, tuple(options.items()))
     except InvalidArgument as error:
         if "there is no mechanism" not in str(error):
             raise
-        raise InvalidArgument(f"{error}, {', '.join(LAYERS)}") from None
+        raise InvalidArgument(f"{error}; layers are {', '.join(LAYERS)}") from None
+
+
+def _width(heads: Heads) -> int:
+    return heads.num_heads * heads.head_dim
 
 
 def _ways(layer: nn.Module) -> tuple[int, int]:
@@ -317,16 +324,17 @@ class Counted:
     computed: those that are made, with tiles, chunks and padding. growth_in_length, and _width:
     log₂ of how many times more ``multiplications`` are if length, or width, doubles (as many heads,
     twice as wide). steps: how many must wait for each other. path: layers until all have heard of
-    all they ever can; None where that is not known, for the reason in ``unknown``.
+    all they ever can; None where that is not known, for the reason in ``unknown``. The other
+    numbers are None for a mechanism that does not say its work.
     """
 
     label: str
-    multiplications: int
-    computed: int
-    projections: int
-    growth_in_length: float
-    growth_in_width: float
-    steps: int
+    multiplications: int | None
+    computed: int | None
+    projections: int | None
+    growth_in_length: float | None
+    growth_in_width: float | None
+    steps: int | None
     path: int | None
     unknown: str | None = None
 
@@ -357,8 +365,7 @@ def count(
 
 def _counted(kind: Kind, length: int, width: int, heads: int) -> Counted:
     here = kind.work(length, width, heads)
-    longer = kind.work(2 * length, width, heads).multiplications
-    wider = kind.work(length, 2 * width, heads).multiplications
+    longer, wider = kind.work(2 * length, width, heads), kind.work(length, 2 * width, heads)
     path, unknown = None, None
     try:
         path = kind.path(length, heads)
@@ -366,16 +373,19 @@ def _counted(kind: Kind, length: int, width: int, heads: int) -> Counted:
         unknown = str(refusal)
     return Counted(
         label=kind.label,
-        multiplications=here.multiplications,
-        computed=here.computed_multiplications,
-        projections=here.projections,
-        growth_in_length=_growth(here.multiplications, longer),
-        growth_in_width=_growth(here.multiplications, wider),
-        steps=here.steps,
+        multiplications=here.multiplications if here is not None else None,
+        computed=here.computed_multiplications if here is not None else None,
+        projections=here.projections if here is not None else None,
+        growth_in_length=_growth(here, longer),
+        growth_in_width=_growth(here, wider),
+        steps=here.steps if here is not None else None,
         path=path,
         unknown=unknown,
     )
 
 
-def _growth(one: int, two: int) -> float:
-    return math.log2(two / one) if one and two else 0.0
+def _growth(one: Work | None, two: Work | None) -> float | None:
+    if one is None or two is None:
+        return None
+    less, more = one.multiplications, two.multiplications
+    return math.log2(more / less) if less and more else 0.0

@@ -24,6 +24,7 @@ import torch
 from eyeline.measuring.kinds import kind
 from eyeline.measuring.shapes import Attend, Shape, sdpa_causal, through
 from eyeline.patterns import parse, streaming
+from eyeline.registry import import_named, imported
 
 # The peak of this process's memory, where the system can tell.
 
@@ -141,7 +142,7 @@ def _fresh(shape: Shape, length: int, **task: object) -> int | None:
     task |= {
         "length": length, "heads": shape.heads, "dim": shape.dim, "kv_heads": shape.groups,
         "dtype": str(shape.dtype).removeprefix("torch."), "backward": shape.backward,
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads(), "imports": imported(),
     }  # fmt: skip
     command = [sys.executable, "-m", "eyeline.measuring.peaks", json.dumps(task)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -152,6 +153,8 @@ def _fresh(shape: Shape, length: int, **task: object) -> int | None:
 def measure(task: Mapping[str, Any]) -> int | None:
     """The peak of this process after it has done its task."""
     torch.set_num_threads(task["threads"])
+    for name in task["imports"]:
+        import_named(name)
     sizes = {name: task[name] for name in ("heads", "dim", "kv_heads", "backward")}
     shape = Shape(**sizes, dtype=getattr(torch, task["dtype"]))
     # Both processes wake threads and load code on small calls, so that this is not counted.

@@ -71,11 +71,12 @@ class Point:
     """One length: seconds (None where the kernel refuses, with its reason), against SDPA's.
 
     speedup: SDPA's seconds over these. pairs: how many the pattern looks at, per head; where heads
-    differ, their mean. attention_share: of a block's time, see ``around``; None: not measured.
+    differ, their mean; None: not known. attention_share: of a block's time, see ``around``; None:
+    not measured.
     """
 
     length: int
-    pairs: int
+    pairs: int | None
     kernel: str
     seconds: float | None
     speedup: float | None
@@ -150,9 +151,10 @@ def sweep(
     if not lengths or lengths[0] < 1:
         raise InvalidArgument(f"lengths={list(lengths)}: at least one, and each at least 1")
     ways = [_Way(label, p, backend) for label, p in patterns.items() for backend in backends]
-    exact = [each for each in kinds if each.name == "exact"]
+    # Exact attention with its usual options, through each kernel that is asked for.
+    exact = [x for x in kinds if x.name == "exact" and not x.options]
     ways += [_Way(each.label, each.pattern, backend) for each in exact for backend in backends]
-    ways += [_Way(x.label, x.pattern, x.name, x) for x in kinds if x.name != "exact"]
+    ways += [_Way(x.label, x.pattern, x.name, x) for x in kinds if x not in exact]
     for way in ways:
         # At the shortest: a pattern that cannot be meant for it is refused before the work.
         _kernel(shape, shape.tensors(lengths[0]), way)
@@ -234,10 +236,10 @@ def _share(way: _Way, seconds: float | None, aside: Around | None) -> float | No
     return seconds / (seconds + aside.rest + (aside.projections if projected else 0.0))
 
 
-def _pairs(shape: Shape, length: int, way: _Way) -> int:
+def _pairs(shape: Shape, length: int, way: _Way) -> int | None:
     if way.kind is not None:
-        found = way.kind.work(length, shape.heads * shape.dim, shape.heads)
-        return found.pairs // found.call.heads
+        work = way.kind.work(length, shape.heads * shape.dim, shape.heads)
+        return work.pairs // work.call.heads if work is not None else None
     looking = (count * pairs(rule, length) for rule, count in rules(way.pattern, shape.heads))
     return sum(looking) // shape.heads
 

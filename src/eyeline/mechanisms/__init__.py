@@ -1,7 +1,10 @@
 """What an attention layer can be given to look with."""
 
 from eyeline.mechanisms.additive import Additive as Additive
-from eyeline.mechanisms.auxiliary import auxiliary_loss as auxiliary_loss
+from eyeline.mechanisms.base import Heads as Heads
+from eyeline.mechanisms.base import Mechanism as Mechanism
+from eyeline.mechanisms.base import auxiliary_loss as auxiliary_loss
+from eyeline.mechanisms.base import register as register
 from eyeline.mechanisms.exact import Exact as Exact
 from eyeline.mechanisms.extra import ExtraKeys as ExtraKeys
 from eyeline.mechanisms.extra import ExtraTokens as ExtraTokens
@@ -12,9 +15,9 @@ from eyeline.mechanisms.linear.features import Elu as Elu
 from eyeline.mechanisms.linear.features import Favor as Favor
 from eyeline.mechanisms.linear.features import FeatureMap as FeatureMap
 from eyeline.mechanisms.linear.features import Relu as Relu
-from eyeline.mechanisms.recipes import Heads as Heads
 from eyeline.mechanisms.recipes import Recipe as Recipe
 from eyeline.mechanisms.recipes import recipe as recipe
+from eyeline.mechanisms.routed.attend import RoutedMechanism as RoutedMechanism
 from eyeline.mechanisms.routed.clustered import ClusteredQueries as ClusteredQueries
 from eyeline.mechanisms.routed.kmeans import KMeans as KMeans
 from eyeline.mechanisms.routed.lsh import LSH as LSH

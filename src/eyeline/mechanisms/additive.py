@@ -13,8 +13,8 @@ from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.exact.call import PatternLike, as_pattern, make_request, probability
 from eyeline.kernels.request import Request, mask_of
-from eyeline.patterns import Full
-from eyeline.patterns.ahead import never_looks_ahead
+from eyeline.mechanisms.base import Heads, Mechanism, register
+from eyeline.patterns import Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
 
@@ -179,8 +179,9 @@ def _dtype(x: Tensor) -> torch.dtype:
 # Additive attention under a pattern, as a module that a layer can be given.
 
 
+@register("additive")
 @final
-class Additive(nn.Module):
+class Additive(Mechanism):
     """head_h: softmax_j(w_vᵀ tanh(W_q query[i] + W_k key[j])) · value[j], W and w for each head.
 
     num_heads: query heads; key heads may be shared by several. head_dim: the width of queries and
@@ -191,6 +192,8 @@ class Additive(nn.Module):
 
     Raises InvalidArgument for sizes below 1 and a dropout that is not a probability below 1.
     """
+
+    pattern: Pattern
 
     def __init__(
         self,
@@ -219,18 +222,10 @@ class Additive(nn.Module):
             bound = weight.shape[-1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
 
-    @property
-    def causality(self) -> str:
-        """ "functional" under a pattern that never looks ahead, else "none"."""
-        return "functional" if never_looks_ahead(self.pattern) else "none"
-
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument if it was made for other heads."""
-        heads, _, width = self.w_q.shape
-        if (heads, width) != (num_heads, head_dim):
-            raise InvalidArgument(
-                f"additive for {heads} heads of {width}; there are {num_heads} of {head_dim}"
-            )
+        self._check_made(heads, num_heads=self.w_q.shape[0], head_dim=self.w_q.shape[2])
+        super().check_heads(heads)
 
     def forward(
         self,
@@ -276,6 +271,10 @@ class Additive(nn.Module):
             call, pairs, every, once + pairs * each, once + every * each,
             numbers=call.numbers + numbers_in(self),
         )  # fmt: skip
+
+    def square_bytes(self, length: int, *, backward: bool) -> int:
+        """Scores and weights, and the gradients of both."""
+        return length**2 * self.w_q.shape[0] * 4 * (4 if backward else 2)
 
     def extra_repr(self) -> str:
         heads, hidden, width = self.w_q.shape

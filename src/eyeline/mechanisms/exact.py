@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 from torch import Tensor, nn
 
-from eyeline.exact import attention, attention_weights
-from eyeline.exact.call import (
-    PatternLike,
-    ScoreModLike,
-    as_pattern,
-    as_score_mods,
-    check_pattern_heads,
-    probability,
-)  # fmt: skip
-from eyeline.patterns import Full
-from eyeline.patterns.ahead import never_looks_ahead
+from eyeline.exact import attention, attention_weights, explain
+from eyeline.exact.call import PatternLike, ScoreModLike, as_pattern, as_score_mods, probability
+from eyeline.mechanisms.base import Heads, Mechanism, register
+from eyeline.patterns import Full, Pattern
 from eyeline.planning.cost import Asked, Work, of_pattern
 from eyeline.tokens import Tokens
 
 
+@register("exact")
 @final
-class Exact(nn.Module):
+class Exact(Mechanism):
     """out = attention(query, key, value, pattern): softmax over the keys each query may look at.
 
     score_mod: a ScoreMod, several in order, or a FlexAttention callable; trained ones belong to
@@ -35,6 +29,8 @@ class Exact(nn.Module):
     Raises InvalidArgument for a dropout that is not a probability below 1, and for what is no
     pattern or no score_mod.
     """
+
+    pattern: Pattern
 
     def __init__(
         self,
@@ -53,16 +49,16 @@ class Exact(nn.Module):
         if trained:  # so that they are found as parts of the module
             self.trained = nn.ModuleList(trained)
 
-    @property
-    def causality(self) -> str:
-        """ "functional" under a pattern that never looks ahead, else "none"."""
-        return "functional" if never_looks_ahead(self.pattern) else "none"
+    @classmethod
+    def filled(cls, heads: Heads, pattern: Pattern, dropout: float) -> dict[str, Any]:
+        """A recipe has no words for score modifiers: there are none."""
+        return {**super().filled(heads, pattern, dropout), "score_mod": None}
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument if pattern or score modifiers were made for other heads."""
-        check_pattern_heads(self.pattern, num_heads)
+        super().check_heads(heads)
         for mod in self.score_mods:
-            mod.check(num_heads, head_dim, head_dim)
+            mod.check(heads.num_heads, heads.head_dim, heads.head_dim)
 
     def forward(
         self,
@@ -93,6 +89,21 @@ class Exact(nn.Module):
             query, key, self.pattern,
             score_mod=self.score_mods, scale=self.scale, q_tokens=q_tokens, k_tokens=k_tokens,
         )  # fmt: skip
+
+    def explain(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> dict[str, str]:
+        """In words: what is promised, and each kernel's answer to the call; see ``explain``."""
+        kernels = explain(
+            query, key, key, self.pattern,
+            score_mod=self.score_mods, scale=self.scale, q_tokens=q_tokens, k_tokens=k_tokens,
+        )  # fmt: skip
+        return {**super().explain(query, key), **kernels}
 
     def work(self, asked: Asked) -> Work:
         """A product of E and one of Ev for each pair that looks; see ``eyeline.cost``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention_with_lse
+from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.mechanisms.exact import Exact
 from eyeline.patterns import Full, Pattern, Window
 from eyeline.patterns.remember import remember
@@ -113,8 +114,9 @@ def _grouped(rows: Tensor, matrix: Tensor) -> Tensor:
 # Trained keys and values that do not belong to the sequence, and that every token looks at.
 
 
+@register("extra_keys")
 @final
-class ExtraKeys(nn.Module):
+class ExtraKeys(Mechanism):
     """softmax over the keys that a query may look at and, in each head, ``count`` trained ones.
 
     exact: how the sequence's own keys are looked at. Its score modifiers do not apply to the
@@ -137,9 +139,15 @@ class ExtraKeys(nn.Module):
         self.value = nn.Parameter(torch.empty(num_kv_heads, count, head_dim))
         self.reset_parameters()
 
+    @classmethod
+    def filled(cls, heads: Heads, pattern: Pattern, dropout: float) -> dict[str, Any]:
+        """``exact`` is made of the pattern and the dropout."""
+        sizes = {"num_kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim}
+        return {**sizes, "exact": Exact(pattern, dropout=dropout)}
+
     @property
-    def pattern(self) -> Pattern:
-        """Who may look at whom in the sequence."""
+    def pattern(self) -> Pattern:  # type: ignore[override]
+        """Who may attend to whom in the sequence."""
         return self.exact.pattern
 
     def reset_parameters(self) -> None:
@@ -147,10 +155,11 @@ class ExtraKeys(nn.Module):
         for x in (self.key, self.value):
             nn.init.normal_(x, std=1 / math.sqrt(x.shape[-1]))
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        """Raise InvalidArgument if it, or how it looks at the sequence, is for other heads."""
-        self.exact.check(num_heads, num_kv_heads, head_dim)
-        self._check_keys(num_kv_heads, head_dim)
+    def check_heads(self, heads: Heads) -> None:
+        """Raise InvalidArgument if it, or how it attends to the sequence, is for other heads."""
+        self.exact.check_heads(heads)
+        num_kv_heads, _, head_dim = self.key.shape
+        self._check_made(heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
     def forward(
         self,
@@ -162,7 +171,7 @@ class ExtraKeys(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> Tensor:
         """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, E) to (B, H, L, E)."""
-        self._check_keys(key.shape[1], key.shape[3])
+        self.check_heads(Heads.of(query, key))
         heads, more = (query, key, value), (self.key[None], self.value[None])
         out = looked(
             self.exact, self.pattern, heads, more,
@@ -179,7 +188,7 @@ class ExtraKeys(nn.Module):
         k_tokens: Tokens | None = None,
     ) -> Tensor:
         """The weights of the sequence's keys, then of the extra ones: (B, H, L, S + count)."""
-        self._check_keys(key.shape[1], key.shape[3])
+        self.check_heads(Heads.of(query, key))
         return all_weights(
             self.exact, query, key, self.key[None], q_tokens=q_tokens, k_tokens=k_tokens
         )
@@ -189,14 +198,6 @@ class ExtraKeys(nn.Module):
         shared, count, width = self.key.shape
         call = asked.known("extra keys", kv_heads=shared, head_dim=width, value_dim=width)
         return beyond(of_pattern(self.pattern, call.call), call.call.length * count, self)
-
-    def _check_keys(self, num_kv_heads: int, head_dim: int) -> None:
-        heads, _, width = self.key.shape
-        if (heads, width) != (num_kv_heads, head_dim):
-            raise InvalidArgument(
-                f"extra keys for {heads} key heads of {width}; there are {num_kv_heads} of "
-                f"{head_dim}"
-            )
 
     def extra_repr(self) -> str:
         return f"count={self.key.shape[1]}"
@@ -209,7 +210,7 @@ _PAIRS = 1 << 22
 
 
 @final
-class ExtraTokens(nn.Module):
+class ExtraTokens(Mechanism):
     """Slots 0 … count-1 are extra tokens; the others follow the pattern, and see all extra ones.
 
     out[i] of the sequence = softmax over the keys it may look at and the extra ones;
@@ -228,14 +229,22 @@ class ExtraTokens(nn.Module):
     InvalidArgument for a count below 1 and for tokens without the extra slots.
     """
 
+    causality = "none"
+    no_cache = "its extra tokens attend to the whole sequence: read the whole text at once"
+
     def __init__(self, exact: Exact, count: int) -> None:
         super().__init__()
         check_size("extra tokens count", count)
         self.exact, self.count = exact, count
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        """Raise InvalidArgument if how the sequence is looked at is for other heads."""
-        self.exact.check(num_heads, num_kv_heads, head_dim)
+    def check_heads(self, heads: Heads) -> None:
+        """Raise InvalidArgument if how the sequence is attended to is for other heads."""
+        self.exact.check_heads(heads)
+
+    @property
+    def extra_slots(self) -> int:
+        """``count``."""
+        return self.count
 
     def beside(self, tokens: Tokens | int) -> Tokens:
         """The tokens (or so many, at 0, 1, …) with the extra slots before them."""

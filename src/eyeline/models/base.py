@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from eyeline.caches import Cache
+from eyeline.caches import Cache, Layout
 from eyeline.checks import check_below
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.checks import check_sizes, check_tokens
-from eyeline.layers.stack import cache_of, following
-from eyeline.mechanisms import Heads, Recipe
+from eyeline.layers.stack import following
+from eyeline.mechanisms import Heads, Mechanism, Recipe
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
 
@@ -126,8 +126,8 @@ class LanguageConfig(Protocol):
 class LanguageModel(Model):
     """ids (B, L) → logits (B, L, vocabulary) of the token after each one, at once or in steps.
 
-    A model has ``embedding``, ``layers`` whose ``attention.attend`` is the mechanism, ``head``,
-    and ``hidden``. Layers with equal pattern and mechanism share a cache and a step's tokens:
+    A model has ``embedding``, ``layers`` with ``attention.mechanism``, ``head``, and ``hidden``.
+    Layers with equal pattern, mechanism and kind of cache share a cache and a step's tokens:
     ``groups[layer]`` is the place of theirs in ``patterns`` and in the list of caches.
     """
 
@@ -136,6 +136,8 @@ class LanguageModel(Model):
     embedding: nn.Embedding
     layers: nn.ModuleList
     head: nn.Module
+    patterns: tuple[Pattern, ...]
+    groups: tuple[int, ...]
 
     def __init__(
         self,
@@ -148,9 +150,20 @@ class LanguageModel(Model):
         patterns = per_layer("patterns", pattern, config.layers, default=config.pattern)
         recipes = per_layer("mechanisms", mechanism, config.layers, default=Recipe())
         self.kinds = list(zip(patterns, recipes, strict=True))
-        order = list(dict.fromkeys(self.kinds))
-        self.patterns = tuple(pattern for pattern, _ in order)
-        self.groups = tuple(order.index(kind) for kind in self.kinds)
+
+    def _make_mechanisms(self, dropout: float = 0.0) -> list[Mechanism]:
+        """Those of the layers, which it gives to them; and which layers share a cache."""
+        mechanisms = [made(recipe, x, self.config, dropout=dropout) for x, recipe in self.kinds]
+        kinds = [(*kind, x.cache_kind) for kind, x in zip(self.kinds, mechanisms, strict=True)]
+        order = list(dict.fromkeys(kinds))
+        self.patterns = tuple(pattern for pattern, *_ in order)
+        self.groups = tuple(order.index(kind) for kind in kinds)
+        return mechanisms
+
+    @property
+    def mechanisms(self) -> list[Mechanism]:
+        """How each layer attends."""
+        return [cast(Any, layer).attention.mechanism for layer in self.layers]
 
     def choices(self) -> dict[str, Any]:
         patterns, recipes = zip(*self.kinds, strict=True)
@@ -170,19 +183,17 @@ class LanguageModel(Model):
 
         Raises NotSupported for a mechanism that does not read in steps.
         """
-        weight = self.embedding.weight
+        weight, config = self.embedding.weight, self.config
+        mechanisms, width = self.mechanisms, config.head_dim
         return [
-            cache_of(
-                cast(Any, self.layers[self.groups.index(group)]).attention.attend,
-                layers=self.groups.count(group),
-                batch=batch,
-                num_kv_heads=self.config.kv_heads,
-                head_dim=self.config.head_dim,
-                dtype=weight.dtype,
-                device=weight.device,
+            mechanisms[self.groups.index(group)].new_cache(
+                Layout(
+                    self.groups.count(group), batch, config.kv_heads, width, width,
+                    weight.dtype, weight.device,
+                )
             )
             for group in range(len(self.patterns))
-        ]
+        ]  # fmt: skip
 
     @abstractmethod
     def hidden(
@@ -296,24 +307,19 @@ def check_heads(width: int, heads: int) -> None:
 
 def made(
     recipe: Recipe, pattern: Pattern, config: LanguageConfig, *, dropout: float = 0.0
-) -> nn.Module:
+) -> Mechanism:
     """The mechanism of a layer, with weights even where a model is only sketched ("meta").
 
-    They are few, and files of other libraries do not hold them. Raises as ``Recipe.make`` does,
-    and InvalidArgument for what was made for other heads.
+    They are few, and files of other libraries do not hold them. Raises as ``Recipe.make`` does.
     """
     heads = Heads(config.heads, config.kv_heads, config.head_dim)
     with really():
-        mechanism = recipe.make(pattern, heads, dropout=dropout)
-    check = getattr(mechanism, "check", None)
-    if check is not None:
-        check(config.heads, config.kv_heads, config.head_dim)
-    return mechanism
+        return recipe.make(pattern, heads, dropout=dropout)
 
 
-def check_apart(mechanism: nn.Module) -> None:
+def check_apart(mechanism: Mechanism) -> None:
     """Raise NotSupported where queries must be keys: the model projects them apart."""
-    if getattr(mechanism, "shared_qk", False):
+    if mechanism.shared_qk:
         raise NotSupported(
             f"{type(mechanism).__name__}: its queries are its keys, and this model projects them "
             "apart; layers, BERT and the encoder-decoder make both by one projection"

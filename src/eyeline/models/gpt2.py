@@ -22,8 +22,7 @@ from eyeline.exact.call import probability
 from eyeline.layers import FeedForward, LayerCache, by_rows
 from eyeline.layers.checks import check_sizes
 from eyeline.layers.feedforward import Activation
-from eyeline.layers.stack import attend
-from eyeline.mechanisms import Recipe
+from eyeline.mechanisms import Mechanism, Recipe
 from eyeline.models.base import (
     Form,
     LanguageModel,
@@ -32,7 +31,6 @@ from eyeline.models.base import (
     check_apart,
     check_heads,
     drawn,
-    made,
 )  # fmt: skip
 from eyeline.models.config_reader import Attributes
 from eyeline.patterns import Causal, Pattern
@@ -241,20 +239,20 @@ class Attention(nn.Module):
     index: the layer's number in the cache that it writes to.
     """
 
-    def __init__(self, config: GPT2Config, mechanism: nn.Module, *, index: int) -> None:
+    def __init__(self, config: GPT2Config, mechanism: Mechanism, *, index: int) -> None:
         super().__init__()
         self.heads, self.index = config.heads, index
         self.qkv = nn.Linear(config.width, 3 * config.width)
         check_apart(mechanism)
-        self.attend = mechanism
+        self.mechanism = mechanism
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         query, key, value = self.split(self.qkv(x))
         place = None if step.cache is None else LayerCache(step.cache, self.index)
-        seen = attend(
-            self.attend, query, key, value,
-            q_tokens=step.q_tokens, k_tokens=step.k_tokens, place=place,
+        seen = self.mechanism.attend(
+            query, key, value,
+            q_tokens=step.q_tokens, k_tokens=step.k_tokens, place=place, inputs=x,
         )  # fmt: skip
         out: Tensor = self.out(merge(seen))
         return out
@@ -280,7 +278,7 @@ def merge(heads: Tensor) -> Tensor:
 class Block(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(feed_forward(norm(x)))."""
 
-    def __init__(self, config: GPT2Config, mechanism: nn.Module, *, index: int) -> None:
+    def __init__(self, config: GPT2Config, mechanism: Mechanism, *, index: int) -> None:
         super().__init__()
         self.dropout = config.dropout
         self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -328,10 +326,10 @@ class GPT2(LanguageModel):
         self.embedding = nn.Embedding.from_pretrained(weights, freeze=False)
         positions = drawn(config.trained_length, config.width, std=0.02)
         self.positions = nn.Embedding.from_pretrained(positions, freeze=False)
-        dropout = config.attention_dropout
+        mechanisms = self._make_mechanisms(config.attention_dropout)
         self.layers = nn.ModuleList(
-            Block(config, made(recipe, each, config, dropout=dropout), index=self.number(layer))
-            for layer, (each, recipe) in enumerate(self.kinds)
+            Block(config, mechanism, index=self.number(layer))
+            for layer, mechanism in enumerate(mechanisms)
         )
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)

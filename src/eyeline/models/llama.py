@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,8 @@ from eyeline.encodings.rotary_scaling import Scaling
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import GatedFeedForward, LayerCache, by_rows, rms_norm
 from eyeline.layers.checks import check_sizes
-from eyeline.layers.stack import attend
-from eyeline.mechanisms import Recipe
-from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart, made
+from eyeline.mechanisms import Mechanism, Recipe
+from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart
 from eyeline.models.config_reader import Attributes, read_rotary
 from eyeline.patterns import Causal, Pattern, sliding_window
 from eyeline.tokens import Tokens
@@ -237,50 +236,53 @@ class Attention(nn.Module):
     cache that it writes to.
     """
 
-    def __init__(self, config: LlamaConfig, attend: nn.Module, *, index: int) -> None:
+    def __init__(self, config: LlamaConfig, mechanism: Mechanism, *, index: int) -> None:
         super().__init__()
         self.rotary, self.index = config.rotary, index
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.qkv = nn.Linear(
             config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False
         )
-        check_apart(attend)
-        self.attend = attend
+        check_apart(mechanism)
+        self.mechanism = mechanism
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         batch, length, _ = x.shape
         heads = self.qkv(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         query_key, value = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
-        seen = self._seen(query_key, value, step)
+        seen = self._seen(x, query_key, value, step)
         out: Tensor = self.out(seen.transpose(1, 2).reshape(batch, length, -1))
         return out
 
-    def _seen(self, query_key: Tensor, value: Tensor, step: Step) -> Tensor:
-        tokens = {"q_tokens": step.q_tokens, "k_tokens": step.k_tokens}
+    def _seen(self, x: Tensor, query_key: Tensor, value: Tensor, step: Step) -> Tensor:
+        q_tokens, k_tokens = step.q_tokens, step.k_tokens
         if step.k_tables is None:
             query_key = self.rotary.rotate(query_key, step.q_tables)
             query, key = query_key[:, : self.heads], query_key[:, self.heads :]
             place = None if step.cache is None else LayerCache(step.cache, self.index)
-            return attend(self.attend, query, key, value, **tokens, place=place)
+            return self.mechanism.attend(
+                query, key, value, q_tokens=q_tokens, k_tokens=k_tokens, place=place, inputs=x
+            )
         query, key = query_key[:, : self.heads], query_key[:, self.heads :]
         if step.cache is not None:
             key, value, _ = step.cache.append(self.index, key, value)
         query = self.rotary.rotate(query, step.q_tables)
         key = self.rotary.rotate(key, step.k_tables)
-        seen: Tensor = self.attend(query, key, value, **tokens)
-        return seen
+        return self.mechanism.attend(
+            query, key, value, q_tokens=q_tokens, k_tokens=k_tokens, inputs=x
+        )
 
 
 @final
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, config: LlamaConfig, attend: nn.Module, *, index: int) -> None:
+    def __init__(self, config: LlamaConfig, mechanism: Mechanism, *, index: int) -> None:
         super().__init__()
         self.eps = config.norm_eps
         self.attention_norm = nn.Parameter(torch.ones(config.width))
-        self.attention = Attention(config, attend, index=index)
+        self.attention = Attention(config, mechanism, index=index)
         self.feed_forward_norm = nn.Parameter(torch.ones(config.width))
         self.feed_forward = GatedFeedForward(config.width, config.hidden)
 
@@ -326,8 +328,8 @@ class Llama(LanguageModel):
         drawn = nn.init.uniform_(torch.empty(config.vocabulary, config.width), -0.03, 0.03)
         self.embedding = nn.Embedding.from_pretrained(drawn, freeze=False)
         self.layers = nn.ModuleList(
-            Block(config, made(recipe, each, config), index=self.number(layer))
-            for layer, (each, recipe) in enumerate(self.kinds)
+            Block(config, mechanism, index=self.number(layer))
+            for layer, mechanism in enumerate(self._make_mechanisms())
         )
         self.norm = nn.Parameter(torch.ones(config.width))
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
@@ -369,9 +371,9 @@ class Llama(LanguageModel):
         return self.config.rotary.tables(positions.to(weight.device), dtype=dtype)
 
     def _refuse_states(self) -> None:
-        for layer in self.layers:
-            attend = cast(Block, layer).attention.attend
-            if hasattr(attend, "step"):
+        for mechanism in self.mechanisms:
+            if not mechanism.keeps_keys:
                 raise NotSupported(
-                    f"recounted encodings turn the keys that are kept, and {attend} keeps none"
+                    f"recounted encodings turn the keys that are kept, and {mechanism} does not "
+                    "keep them as they are"
                 )

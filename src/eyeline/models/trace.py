@@ -62,17 +62,18 @@ def trace(
 
 
 def _check(model: GPT2) -> None:
-    for layer in model.layers:
-        attend = cast(Block, layer).attention.attend
-        if not isinstance(attend, Exact):
-            raise NotSupported(f"a trace writes out exact attention, not {type(attend).__name__}")
+    for mechanism in model.mechanisms:
+        if not isinstance(mechanism, Exact):
+            raise NotSupported(
+                f"a trace writes out exact attention, not {type(mechanism).__name__}"
+            )
 
 
 class _Written:
     """A block, step by step."""
 
     def __init__(self, block: Block, tokens: Tokens, k_tokens: Tokens, cache: Cache | None) -> None:
-        self.block, self.exact, self.cache = block, cast(Exact, block.attention.attend), cache
+        self.block, self.exact, self.cache = block, cast(Exact, block.attention.mechanism), cache
         self.tokens, self.k_tokens = tokens, k_tokens
         self.residual = torch.empty(0)
 

@@ -305,8 +305,8 @@ def _attention(
 ) -> MultiHeadAttention:
     heads = Heads(config.heads, config.heads, config.width // config.heads)
     with really():
-        looks = mechanism.make(pattern, heads, dropout=config.attention_dropout)
-    return MultiHeadAttention(config.width, config.heads, mechanism=looks)
+        made = mechanism.make(pattern, heads, dropout=config.attention_dropout)
+    return MultiHeadAttention(config.width, config.heads, mechanism=made)
 
 
 def _feed_forward(config: TransformerConfig) -> FeedForward:

@@ -1,5 +1,9 @@
 """Who may look at whom: patterns, their algebra, and their text form."""
 
+from collections.abc import Callable as _Callable
+from typing import TypeVar as _TypeVar
+
+from eyeline.errors import InvalidArgument, PatternSyntaxError
 from eyeline.patterns.algebra import And as And
 from eyeline.patterns.algebra import Not as Not
 from eyeline.patterns.algebra import Or as Or
@@ -20,7 +24,6 @@ from eyeline.patterns.local import Full as Full
 from eyeline.patterns.local import SameDocument as SameDocument
 from eyeline.patterns.local import Window as Window
 from eyeline.patterns.parser import Parser as _Parser
-from eyeline.patterns.parser import Vocabulary as _Vocabulary
 from eyeline.patterns.per_head import PerHead as PerHead
 from eyeline.patterns.random_blocks import Random as Random
 from eyeline.patterns.ready import bigbird as bigbird
@@ -33,13 +36,15 @@ from eyeline.patterns.sparse import Dilated as Dilated
 from eyeline.patterns.sparse import FixedColumns as FixedColumns
 from eyeline.patterns.sparse import Grid as Grid
 from eyeline.patterns.sparse import Strided as Strided
+from eyeline.registry import add_word as _add_word
+from eyeline.registry import load_plugins as _load_plugins
 
 ATOMS: tuple[type[Pattern], ...] = (
     Full, Causal, Window, Sinks, SameDocument, Chunks, Strided, Dilated, FixedColumns, Global,
     Blocks, Random, Grid, PerHead, Explicit, Predicate,
 )  # fmt: skip
 
-VOCABULARY: _Vocabulary = {
+VOCABULARY: dict[str, _Callable[..., Pattern]] = {
     **{atom.word(): atom for atom in ATOMS},
     "sliding_window": sliding_window,
     "streaming": streaming,
@@ -48,6 +53,21 @@ VOCABULARY: _Vocabulary = {
     "bigbird": bigbird,
     "sparse_transformer": sparse_transformer,
 }
+
+
+_P = _TypeVar("_P", bound=Pattern)
+
+
+def register(kind: type[_P]) -> type[_P]:
+    """A decorator of a Pattern's class: ``parse``, saved folders, torch.compile and the command
+    know its ``word()``.
+
+    Raises InvalidArgument for a word that is taken.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, Pattern):
+        raise InvalidArgument(f"{kind!r:.60} is no Pattern: derive the class from it")
+    _add_word(VOCABULARY, kind.word(), kind)
+    return kind
 
 
 def parse(text: str, bound: tuple[Pattern, ...] = ()) -> Pattern:
@@ -59,7 +79,14 @@ def parse(text: str, bound: tuple[Pattern, ...] = ()) -> Pattern:
     or a word (``sparse_transformer(64, kind=fixed)``). bound: the patterns that ``#0``, ``#1``, …
     stand for.
 
+    Words of your own are those of classes under ``register``.
+
     Raises PatternSyntaxError with the place in the text and the nearest known word, also for
     texts over 10,000 characters, nested deeper than 50, or with a list over 4,096 entries.
     """
+    try:
+        return _Parser(text, VOCABULARY, bound).parse()
+    except PatternSyntaxError:
+        if not _load_plugins():
+            raise
     return _Parser(text, VOCABULARY, bound).parse()

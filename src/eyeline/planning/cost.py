@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 import torch
 
@@ -155,12 +156,26 @@ def _check(name: str, size: object, *, least: int) -> None:
         raise InvalidArgument(f"{name}={size!r}: a whole number from {least}")
 
 
-@runtime_checkable
-class Countable(Protocol):
-    """A mechanism or layer that can say what a call of these sizes does."""
+class Countable(ABC):
+    """A mechanism or layer, of which it is asked what a call does and how far tokens are heard."""
 
-    def work(self, asked: Asked) -> Work:
-        """What one call does. Raises InvalidArgument for sizes that it was not made for."""
+    @abstractmethod
+    def work(self, asked: Asked) -> Work | None:
+        """What one call does; None where that is not known.
+
+        Raises InvalidArgument for sizes that it was not made for.
+        """
+
+    def path(self, length: int) -> int | Pattern:
+        """max over i, j of dist(i, j) of layers that are all like it, or the pattern that says it.
+
+        See ``max_path_length``. Raises NotSupported where it is not known, as by default.
+        """
+        raise NotSupported(f"{type(self).__name__} has neither a pattern nor a path")
+
+    def square_bytes(self, length: int, *, backward: bool) -> int:
+        """What a call holds of the order of length², in float32; 0 where memory is linear."""
+        return 0
 
 
 @final
@@ -275,10 +290,16 @@ def _of_module(
     sizes: dict[str, int | None],
 ) -> Work:
     if not isinstance(what, Countable):
-        raise InvalidArgument(f"{type(what).__name__} is no pattern, and has no work to count")
+        raise InvalidArgument(
+            f"{type(what).__name__} is no Pattern, Mechanism or layer of eyeline: there is no work "
+            "to count"
+        )
     if length is None or tokens != (None, None):
         raise InvalidArgument("the cost of a mechanism or a layer is counted for a length")
-    return what.work(Asked(length, key_length, **sizes))
+    work = what.work(Asked(length, key_length, **sizes))
+    if work is None:
+        raise NotSupported(f"{type(what).__name__} does not say what it multiplies: define work")
+    return work
 
 
 def _cost(work: Work, dtype: torch.dtype, backward: bool) -> Cost:

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
@@ -135,6 +136,18 @@ def settled(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Pattern:
     return pattern.of_length(max((int(x.max()) + 1 for x in positions), default=0))
 
 
+def _check_kind(pattern: object) -> None:
+    """Raise InvalidArgument for what is no Pattern, with what to write in its place."""
+    if isinstance(pattern, Pattern):
+        return
+    kind, hint = type(pattern).__name__, "for example Causal()"
+    if isinstance(pattern, Module):
+        hint = f"cost({kind}(…), length) counts mechanisms and layers"
+    elif isinstance(pattern, str):
+        hint = f"write parse({pattern!r:.60})"
+    raise InvalidArgument(f"pattern is a {kind}, and a Pattern is due: {hint}")
+
+
 def described(
     pattern: Pattern,
     length: int | None,
@@ -143,6 +156,7 @@ def described(
     k_tokens: Tokens | None,
 ) -> tuple[Tokens, Tokens]:
     """The tokens that lengths, or explicit tokens, describe; never both."""
+    _check_kind(pattern)
     if q_tokens is not None and k_tokens is not None and length is None and key_length is None:
         return q_tokens, k_tokens
     if length is None or q_tokens is not None or k_tokens is not None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import (
@@ -24,6 +22,7 @@ from eyeline.patterns import (
     Strided,
     Window,
 )
+from eyeline.planning.cost import Countable
 from eyeline.planning.dense import described, on_host, settled
 from eyeline.planning.pairs import pairs
 from eyeline.planning.path_forms import ANYWHERE, FROM_ZERO, formula
@@ -200,16 +199,8 @@ LONGEST_SEARCH = 4096
 _ROWS = 256
 
 
-@runtime_checkable
-class HasPath(Protocol):
-    """A mechanism or layer that knows the longest path of layers that are all like it."""
-
-    def path(self, length: int) -> int:
-        """max over i, j of dist(i, j)."""
-
-
 def max_path_length(
-    pattern: Pattern | nn.Module,
+    pattern: Pattern | Countable,
     length: int | None = None,
     *,
     tokens: Tokens | None = None,
@@ -226,7 +217,7 @@ def max_path_length(
     length: n, for tokens at 0 … n - 1; or tokens: one sequence, for documents, pads and gaps.
     heads: for patterns that differ per head. A layer connects two tokens if any head does.
 
-    pattern: also a mechanism or a layer, whose tokens hear each other as it makes them; for one
+    pattern: also a Mechanism or a layer, whose tokens hear each other as it makes them; for one
     with neither a pattern nor a path of its own NotSupported is raised.
 
     Full and causal: 1. A window of l neighbours: ⌈(n - 1) / l⌉. With global tokens: 2. Where a
@@ -237,10 +228,10 @@ def max_path_length(
     pattern that differs per head without ``heads``, or per batch row.
     """
     if not isinstance(pattern, Pattern):
-        found = _of_module(pattern, length, tokens)
-        if isinstance(found, int):
-            return found
-        pattern = found
+        path = _of_module(pattern, length, tokens)
+        if isinstance(path, int):
+            return path
+        pattern = path
     tokens = _sequence(pattern, length, tokens)
     rule = settled(_united(pattern, heads), tokens, tokens)
     if not tokens.length:
@@ -248,22 +239,15 @@ def max_path_length(
     return _longest(rule, tokens)
 
 
-def _of_module(module: nn.Module, length: int | None, tokens: Tokens | None) -> int | Pattern:
-    """The path of a layer's mechanism, or the pattern that says it."""
-    looking = getattr(module, "mechanism", module)
-    if isinstance(looking, HasPath):
-        if length is None or tokens is not None:
-            raise InvalidArgument("the longest path of a mechanism or layer is that of a length")
-        return looking.path(length)
-    if hasattr(looking, "route"):
-        raise NotSupported(
-            f"{type(looking).__name__} chooses who looks at whom by content: how far that reaches "
-            "is not known before"
-        )
-    pattern = getattr(looking, "pattern", None)
-    if not isinstance(pattern, Pattern):
-        raise NotSupported(f"{type(looking).__name__} has neither a pattern nor a path")
-    return pattern
+def _of_module(module: Countable, length: int | None, tokens: Tokens | None) -> int | Pattern:
+    """The path of a mechanism or a layer, or the pattern that says it."""
+    if not isinstance(module, Countable):
+        raise InvalidArgument(f"{type(module).__name__} is no Pattern, Mechanism or layer")
+    slots = tokens.length if tokens is not None else length if length is not None else 0
+    path = module.path(slots)
+    if isinstance(path, int) and (length is None or tokens is not None):
+        raise InvalidArgument("the longest path of a mechanism or layer is that of a length")
+    return path
 
 
 def _sequence(pattern: Pattern, length: int | None, tokens: Tokens | None) -> Tokens:

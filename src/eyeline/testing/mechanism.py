@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from functools import partial
+from typing import NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from eyeline.caches import LayerCache, Layout
 from eyeline.errors import NotSupported
-from eyeline.layers.in_steps import LayerCache, attend, cache_of
+from eyeline.mechanisms import Mechanism
 from eyeline.tokens import NOBODY, Tokens
 
-BATCH, KINDS = 2, ("functional", "edge", "none")
+BATCH, KINDS, WIDTH = 2, ("functional", "edge", "none"), 11
 
 
 @final
@@ -21,89 +23,166 @@ BATCH, KINDS = 2, ("functional", "edge", "none")
 class Claims:
     """The calls that a mechanism is made for, and what it does not claim.
 
-    lengths: of sequences it takes. shared_qk: its keys are its queries. linear_in_value: f(q, k,
-    a·v + w) = a·f(q, k, v) + f(q, k, w); weights_sum_to_one: constant values give the constant
-    to whoever sees somebody. Both hold unless values are projected or weights are not a softmax's.
-    keeps_documents_apart: nobody looks into another document, by its pattern or in any case.
+    lengths: of sequences it takes. linear_in_value: f(q, k, a·v + w) = a·f(q, k, v) + f(q, k, w);
+    weights_sum_to_one: constant values give the constant to whoever attends to a key. Both hold
+    unless values are projected or weights are not a softmax's. keeps_documents_apart: no query
+    attends to another document, by its pattern or in any case. tolerance: how far numbers that
+    are equal but for rounding may differ, in float64.
     """
 
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 8
     lengths: tuple[int, ...] = (0, 1, 2, 29, 67)
-    shared_qk: bool = False
     linear_in_value: bool = True
     weights_sum_to_one: bool = True
     keeps_documents_apart: bool = True
+    tolerance: float = 1e-9
 
-    def inputs(self, length: int, *, seed: int = 0, batch: int = BATCH) -> list[Tensor]:
-        """Queries, keys and values of normal numbers, float64."""
+    def inputs(
+        self, mechanism: Mechanism, length: int, *, seed: int = 0, batch: int = BATCH
+    ) -> Inputs:
+        """Queries, keys and values of normal numbers, float64, and a layer's input if asked."""
         generator = torch.Generator().manual_seed(seed)
 
-        def draw(heads: int) -> Tensor:
-            shape = (batch, heads, length, self.head_dim)
-            return torch.randn(shape, generator=generator, dtype=torch.float64)
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(batch, *shape, generator=generator, dtype=torch.float64)
 
-        query = draw(self.heads)
-        key = query if self.shared_qk else draw(self.kv_heads)
-        return [query, key, draw(self.kv_heads)]
-
-
-Make = Callable[[], nn.Module]
+        query = draw(self.heads, length, self.head_dim)
+        key = query if mechanism.shared_qk else draw(self.kv_heads, length, self.head_dim)
+        value = draw(self.kv_heads, length, self.head_dim)
+        return Inputs(query, key, value, draw(length, WIDTH) if mechanism.needs_input else None)
 
 
-def check_mechanism(make: Make, claims: Claims = Claims()) -> None:
+class Inputs(NamedTuple):
+    """Queries (B, H, L, E), keys and values (B, Hk, L, E), and the layer's input (B, L, WIDTH)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    x: Tensor | None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Each changed; keys that are the queries stay so."""
+        query, value = change(self.query), change(self.value)
+        key = query if self.key is self.query else change(self.key)
+        return Inputs(query, key, value, None if self.x is None else change(self.x))
+
+    def at(self, index: slice | Tensor) -> Inputs:
+        """Some slots of each."""
+        return self.map(lambda x: x[..., index, :])
+
+
+def run(mechanism: Mechanism, given: Inputs, tokens: Tokens | None = None) -> Tensor:
+    """What a layer would call."""
+    return mechanism.attend(*given[:3], q_tokens=tokens, k_tokens=tokens, inputs=given.x)
+
+
+Make = Callable[[], Mechanism]
+
+
+def check_mechanism(
+    make: Make, claims: Claims = Claims(), *, reference: Callable[..., Tensor] | None = None
+) -> None:
     """Run every property. make: a new mechanism, the same at every call; it is used in float64.
 
-    Raises AssertionError with the property and the length. What a mechanism refuses by
-    NotSupported, documents or a cache, is a refusal and no failure; a wrong answer is one.
+    reference: what it should give, written down densely: called with queries, keys and values
+    (B, H or Hk, L, E), and inputs=x for a mechanism that needs its layer's input. Without one
+    no property can tell which pairs were meant.
+
+    Raises AssertionError with the property and the length, whatever went wrong. What a mechanism
+    refuses by NotSupported, documents or a cache, is a refusal and no failure; a wrong answer is
+    one.
     """
-    assert getattr(make(), "causality", None) in KINDS, f"causality is one of {', '.join(KINDS)}"
-    for name, holds in PROPERTIES.items():
+    made: object = make()
+    assert isinstance(made, Mechanism), (
+        f"{type(made).__name__} is no Mechanism: derive it from eyeline.mechanisms.Mechanism"
+    )
+    assert made.causality in KINDS, f"causality is one of {', '.join(KINDS)}"
+    properties = dict(PROPERTIES)
+    if reference is not None:
+        properties["equals_its_reference"] = partial(equals_its_reference, reference)
+    for name, holds in properties.items():
         for length in claims.lengths:
             torch.manual_seed(0)
             try:
                 holds(make().double().eval(), claims, length)
-            except AssertionError as error:
-                raise AssertionError(f"{name}, {length} tokens: {error}") from error
+            except Exception as error:
+                kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+                raise AssertionError(f"{name}, {length} tokens: {kind}{error}") from error
 
 
-def values_are_summed(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def equals_its_reference(
+    reference: Callable[..., Tensor], mechanism: Mechanism, claims: Claims, length: int
+) -> None:
+    """Outputs are those of the dense definition."""
+    given = claims.inputs(mechanism, length)
+    more = {} if given.x is None else {"inputs": given.x}
+    due = reference(*given[:3], **more)
+    _same(run(mechanism, given), due, claims, "not what the reference gives")
+
+
+def input_is_asked_for(mechanism: Mechanism, claims: Claims, length: int) -> None:
+    """A mechanism that needs its layer's input refuses, in words, to be called without it."""
+    if not mechanism.needs_input:
+        return
+    try:
+        run(mechanism, claims.inputs(mechanism, length)._replace(x=None))
+    except NotSupported:
+        return
+    raise AssertionError("called without its layer's input it does not refuse: use required()")
+
+
+def weights_give_the_output(mechanism: Mechanism, claims: Claims, length: int) -> None:
+    """weights @ value is the output, unless it says why there are none."""
+    if mechanism.no_weights is not None:
+        return
+    query, key, value, _ = claims.inputs(mechanism, length)
+    weight = mechanism.weights(query, key)
+    value_of_heads = value.repeat_interleave(claims.heads // claims.kv_heads, 1)
+    # Weights beyond those of the sequence's keys are of what the mechanism has itself.
+    if weight.shape[3] == length:
+        out = mechanism(query, key, value)
+        _same(weight @ value_of_heads, out, claims, "weights @ value is not the output")
+
+
+def values_are_summed(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """v = 0 gives 0; f(a·v + w) = a·f(v) + f(w); constant v gives the constant."""
-    query, key, value = claims.inputs(length)
+    given = claims.inputs(mechanism, length)
+    value = given.value
     if claims.linear_in_value:
-        assert not mechanism(query, key, torch.zeros_like(value)).any(), "v = 0 does not give 0"
+        nothing = run(mechanism, given._replace(value=torch.zeros_like(value)))
+        assert not nothing.any(), "v = 0 does not give 0"
         other = value.flip(2)
-        one, two = (mechanism(query, key, x) for x in (value, other))
-        _same(mechanism(query, key, 3 * value + other), 3 * one + two, "not linear in the values")
+        one, two = (run(mechanism, given._replace(value=x)) for x in (value, other))
+        both = run(mechanism, given._replace(value=3 * value + other))
+        _same(both, 3 * one + two, claims, "not linear in the values")
     if claims.weights_sum_to_one:
-        out = mechanism(query, key, torch.ones_like(value))
-        wrong = ((out - 1.0).abs() > 1e-9) & (out != 0.0)
+        out = run(mechanism, given._replace(value=torch.ones_like(value)))
+        wrong = ((out - 1.0).abs() > claims.tolerance) & (out != 0.0)
         assert not wrong.any(), "constant values do not give the constant"
 
 
-def all_types(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def all_types(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """The type of the values comes out, and only finite numbers."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        query, key, value = claims.inputs(length)
-        given = [x.to(dtype) for x in (query, value)]
-        keys = given[0] if claims.shared_qk else key.to(dtype)
-        out = mechanism.to(dtype)(given[0], keys, given[1])
-        assert out.dtype == dtype and out.shape == query.shape, f"{out.dtype} {tuple(out.shape)}"
+        given = claims.inputs(mechanism, length).map(lambda x, dtype=dtype: x.to(dtype))  # type: ignore[misc]
+        out = run(mechanism.to(dtype), given)
+        shape = given.query.shape
+        assert out.dtype == dtype and out.shape == shape, f"{out.dtype} {tuple(out.shape)}"
         assert out.isfinite().all(), f"not finite in {dtype}"
 
 
-def rows_are_alone(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def rows_are_alone(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """A batch row gives what it gives by itself."""
-    given = claims.inputs(length)
-    whole = mechanism(*given)
+    given = claims.inputs(mechanism, length)
+    whole = run(mechanism, given)
     for row in range(BATCH):
-        alone = [x[row : row + 1] for x in given]
-        alone[1] = alone[0] if claims.shared_qk else alone[1]
-        _same(mechanism(*alone), whole[row : row + 1], f"row {row} depends on another")
+        alone = run(mechanism, given.map(lambda x, row=row: x[row : row + 1]))  # type: ignore[misc]
+        _same(alone, whole[row : row + 1], claims, f"row {row} depends on another")
 
 
-def pads_do_not_matter(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def pads_do_not_matter(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """What stands in pads, left, right or between, changes no output and no gradient."""
     pads = max(length // 3, 1)
     if length <= pads:
@@ -114,107 +193,118 @@ def pads_do_not_matter(mechanism: nn.Module, claims: Claims, length: int) -> Non
         tokens = Tokens(torch.where(real, real.cumsum(0) - 1, NOBODY))
         results = []
         for garbage in (0.0, 1e4):
-            given = [x.clone() for x in claims.inputs(length)]
-            given[1] = given[0] if claims.shared_qk else given[1]
-            for x in given:
-                x[:, :, ~real] = garbage
+            given = claims.inputs(mechanism, length)
+            other = given.map(lambda x, garbage=garbage: torch.full_like(x, garbage))  # type: ignore[misc]
+            given = _replaced(given, other, ~real)
             results.append(_with_gradients(mechanism, given, tokens, real))
         for before, after in zip(*results, strict=True):
             assert torch.equal(before, after), f"pads from slot {start} on reach real tokens"
 
 
-def the_future_does_not_matter(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def the_future_does_not_matter(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """functional: nothing that comes after changes a token's output; edge: no value does."""
     if mechanism.causality == "none" or length < 2:
         return
     for cut in {1, length // 2, length - 1}:
-        before, after = claims.inputs(length), claims.inputs(length)
-        new = claims.inputs(length, seed=1)
-        changed = range(3) if mechanism.causality == "functional" else (2,)
-        for index in changed:
-            after[index][:, :, cut:] = new[index][:, :, cut:]
-        one, two = (mechanism(*x)[:, :, :cut] for x in (before, after))
-        _same(one, two, f"what comes from {cut} on reaches who stands before")
+        before, new = (claims.inputs(mechanism, length, seed=seed) for seed in (0, 1))
+        after = _replaced(before, new, torch.arange(length) >= cut)
+        if mechanism.causality == "edge":
+            after = before._replace(value=after.value)
+        one, two = (run(mechanism, x)[:, :, :cut] for x in (before, after))
+        _same(one, two, claims, f"what comes from {cut} on reaches what stands before")
 
 
-def documents_are_apart(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def documents_are_apart(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """Changing the first document leaves the second one equal to the bit."""
     if length < 4 or not claims.keeps_documents_apart:
         return
     cut = length // 2 - 1
     tokens = Tokens.packed([cut, length - cut])
-    before, after, new = claims.inputs(length), claims.inputs(length), claims.inputs(length, seed=1)
-    for x, y in zip(after, new, strict=True):
-        x[:, :, :cut] = y[:, :, :cut]
+    before, new = (claims.inputs(mechanism, length, seed=seed) for seed in (0, 1))
+    after = _replaced(before, new, torch.arange(length) < cut)
     try:
-        one, two = (mechanism(*x, q_tokens=tokens, k_tokens=tokens) for x in (before, after))
+        one, two = (run(mechanism, x, tokens) for x in (before, after))
     except NotSupported:
         return
     assert torch.equal(one[:, :, cut:], two[:, :, cut:]), "a document reaches the next one"
 
 
-def nobody_gets_nothing(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def padding_gets_nothing(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """Where all are pads the output is 0, and gradients are finite."""
     tokens = Tokens(torch.full((length,), NOBODY))
     real = torch.zeros(length, dtype=torch.bool)
-    found = _with_gradients(mechanism, claims.inputs(length), tokens, real)
-    assert all(x.isfinite().all() for x in found), "a gradient is not finite"
-    out = mechanism(*claims.inputs(length), q_tokens=tokens, k_tokens=tokens)
-    assert not out.any(), "nobody's output is not 0"
+    results = _with_gradients(mechanism, claims.inputs(mechanism, length), tokens, real)
+    assert all(x.isfinite().all() for x in results), "a gradient is not finite"
+    out = run(mechanism, claims.inputs(mechanism, length), tokens)
+    assert not out.any(), "the output of padding is not 0"
 
 
-def repeats_itself(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def repeats_itself(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """In eval thirty calls are equal to the bit, whatever torch's generator draws meanwhile."""
-    given = claims.inputs(length)
-    first = mechanism(*given)
+    given = claims.inputs(mechanism, length)
+    first = run(mechanism, given)
     for _ in range(29):
         torch.rand(1)
-        assert torch.equal(first, mechanism(*given)), "two calls in eval differ"
+        assert torch.equal(first, run(mechanism, given)), "two calls in eval differ"
 
 
-def steps_equal_the_whole(mechanism: nn.Module, claims: Claims, length: int) -> None:
+def steps_equal_the_whole(mechanism: Mechanism, claims: Claims, length: int) -> None:
     """Read in steps of 1, 2, 7 and 16 tokens, each gets what it gets in one call."""
-    if getattr(mechanism, "no_cache", None) is not None or mechanism.causality != "functional":
+    if mechanism.no_cache is not None or mechanism.causality != "functional":
         return
-    whole = mechanism(*claims.inputs(length))
+    given = claims.inputs(mechanism, length)
+    whole, width = run(mechanism, given), claims.head_dim
     for size in (1, 2, 7, 16):
-        cache = cache_of(
-            mechanism, layers=1, batch=BATCH, num_kv_heads=claims.kv_heads,
-            head_dim=claims.head_dim, dtype=torch.float64, device=torch.device("cpu"),
-        )  # fmt: skip
+        layout = Layout(1, BATCH, claims.kv_heads, width, width, torch.float64, torch.device("cpu"))
+        place = LayerCache(mechanism.new_cache(layout), 0)
         for start in range(0, length, size):
-            tokens = Tokens.arange(start, min(start + size, length))
-            k_tokens = cache.advance(tokens)
-            step = [x[:, :, start : start + size] for x in claims.inputs(length)]
-            seen = attend(
-                mechanism, *step, q_tokens=tokens, k_tokens=k_tokens, place=LayerCache(cache, 0)
+            tokens, now = (
+                Tokens.arange(start, min(start + size, length)),
+                slice(start, start + size),
             )
-            _same(seen, whole[:, :, start : start + size], f"steps of {size}, from {start} on")
+            k_tokens, step = place.cache.advance(tokens), given.at(now)
+            out = mechanism.attend(
+                *step[:3], q_tokens=tokens, k_tokens=k_tokens, place=place, inputs=step.x
+            )
+            _same(out, whole[:, :, now], claims, f"steps of {size}, from {start} on")
 
 
-PROPERTIES: dict[str, Callable[[nn.Module, Claims, int], None]] = {
+PROPERTIES: dict[str, Callable[[Mechanism, Claims, int], None]] = {
     f.__name__: f
     for f in (
-        all_types, values_are_summed, repeats_itself, rows_are_alone, pads_do_not_matter,
-        the_future_does_not_matter, documents_are_apart, nobody_gets_nothing,
-        steps_equal_the_whole,
+        all_types, values_are_summed, weights_give_the_output, repeats_itself, rows_are_alone,
+        pads_do_not_matter, the_future_does_not_matter, documents_are_apart, padding_gets_nothing,
+        input_is_asked_for, steps_equal_the_whole,
     )
 }  # fmt: skip
 
 
+def _replaced(before: Inputs, new: Inputs, where: Tensor) -> Inputs:
+    """before, with what new has in some slots."""
+
+    def one(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(where[:, None], y, x)
+
+    query, value = one(before.query, new.query), one(before.value, new.value)
+    key = query if before.key is before.query else one(before.key, new.key)
+    return Inputs(
+        query, key, value, None if new.x is None or before.x is None else one(before.x, new.x)
+    )
+
+
 def _with_gradients(
-    mechanism: nn.Module, given: list[Tensor], tokens: Tokens, real: Tensor
+    mechanism: Mechanism, given: Inputs, tokens: Tokens, real: Tensor
 ) -> list[Tensor]:
     """Outputs and gradients of the real tokens."""
-    query, key, value = (x.detach().requires_grad_() for x in given)
-    keys = query if key is query or torch.equal(given[0], given[1]) else key
-    out = mechanism(query, keys, value, q_tokens=tokens, k_tokens=tokens)
-    above = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    inputs = [query, value] if keys is query else [query, keys, value]
-    found = torch.autograd.grad((out * above)[:, :, real].sum(), inputs, allow_unused=True)
-    return [out[:, :, real].detach(), *(x[:, :, real] for x in found if x is not None)]
+    given = given.map(lambda x: x.detach().requires_grad_())
+    out = run(mechanism, given, tokens)
+    grad_out = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    inputs = list(dict.fromkeys(x for x in given if x is not None))
+    grads = torch.autograd.grad((out * grad_out)[:, :, real].sum(), inputs, allow_unused=True)
+    return [out[:, :, real].detach(), *(x[..., real, :] for x in grads if x is not None)]
 
 
-def _same(one: Tensor, other: Tensor, words: str) -> None:
+def _same(one: Tensor, other: Tensor, claims: Claims, words: str) -> None:
+    assert one.shape == other.shape, f"{words}: {tuple(one.shape)} and {tuple(other.shape)}"
     apart = float((one - other).detach().abs().max()) if one.numel() else 0.0
-    assert apart <= 1e-9, f"{words}: {apart:.1e}"
+    assert apart <= claims.tolerance, f"{words}: {apart:.1e}"

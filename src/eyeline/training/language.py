@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
-from typing import Any, ClassVar, cast, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,8 @@ def check_causal(model: LanguageModel, length: int) -> None:
     tried: a change of the last id must not change what is predicted before. Routing that saw the
     whole text ("edge") is refused: a loss helped by the future says nothing of what is written.
     """
-    for layer, mechanism in enumerate(x.attention.attend for x in cast(Any, model.layers)):
-        if getattr(mechanism, "causality", None) == "edge":
+    for layer, mechanism in enumerate(model.mechanisms):
+        if mechanism.causality == "edge":
             raise InvalidArgument(
                 f"layer {layer}, {type(mechanism).__name__}: {mechanism.no_cache}. A language "
                 "model is to know nothing of the future: topk, threshold, sinkhorn, linear "

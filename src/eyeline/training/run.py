@@ -28,6 +28,13 @@ class Shape:
     mechanism: str = "exact"
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, str):
+            raise InvalidArgument(
+                f"mechanism={self.mechanism!r:.60}: one text for all layers is due, such as "
+                '"linear(feature_map=relu)"'
+            )
+
 
 @dataclass(frozen=True)
 class Source:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from eyeline.errors import CheckpointError, EyelineError
 from eyeline.hashing import mixed
-from eyeline.mechanisms.auxiliary import auxiliary_loss, moving_buffers
+from eyeline.mechanisms.base import auxiliary_loss, moving_buffers
 from eyeline.training.processes import ALONE, Processes
 from eyeline.training.run import Course
 from eyeline.training.task import Batch, Task

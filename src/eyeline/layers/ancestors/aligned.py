@@ -14,7 +14,7 @@ from eyeline.exact.call import probability
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody
 from eyeline.patterns import Full
-from eyeline.planning.cost import Asked, Work, numbers_in
+from eyeline.planning.cost import Asked, Countable, Work, numbers_in
 from eyeline.scores import OffsetBias
 from eyeline.tokens import Tokens, default_tokens
 
@@ -30,7 +30,7 @@ class Structured(NamedTuple):
 
 
 @final
-class StructuredAttention(nn.Module):
+class StructuredAttention(nn.Module, Countable):
     """A = softmax(W_2 tanh(W_1 Hᵀ)) over the words, M = A H, penalty = ‖AAᵀ - I‖²_F.
 
     H: (B, L, width), for example what a recurrent layer gives. W_1: (hidden, width), W_2: (hops,
@@ -88,7 +88,7 @@ class StructuredAttention(nn.Module):
 
 
 @final
-class Decomposable(nn.Module):
+class Decomposable(nn.Module, Countable):
     """Attend, compare, aggregate: scores of ``classes`` relations between sentences a and b.
 
     attend:    e_ij = F(a_i)ᵀ F(b_j);  β_i = Σ_j softmax_j(e_ij) b_j,  α_j = Σ_i softmax_i(e_ij) a_i

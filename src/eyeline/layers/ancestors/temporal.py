@@ -13,14 +13,14 @@ from eyeline.exact import attention, attention_weights
 from eyeline.layers.checks import check_input, check_sizes, check_tokens
 from eyeline.layers.ordering import nobody, order_of
 from eyeline.patterns import Causal, Window
-from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
+from eyeline.planning.cost import Asked, Countable, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
 
 # LSTMN: a recurrent layer that looks at all it has kept, not only at the last (Cheng 2016).
 
 
 @final
-class LSTMN(nn.Module):
+class LSTMN(nn.Module, Countable):
     """An LSTM whose last state is a weighted sum of all earlier ones, x (B, L, width) to h.
 
     a_i = vᵀ tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t-1}), s = softmax(a) over i < t,
@@ -78,6 +78,10 @@ class LSTMN(nn.Module):
             call, pairs, pairs, made, made,
             numbers=2 * n * self.width + numbers_in(self), steps=n,
         )  # fmt: skip
+
+    def square_bytes(self, length: int, *, backward: bool) -> int:
+        """All states so far, stacked anew for each token."""
+        return length**2 * 4 * (1 + (2 * self.width if backward else 0))
 
     def path(self, length: int) -> int:
         """1: a token takes from all before it at once; see ``max_path_length``."""
@@ -142,7 +146,7 @@ class Looked(NamedTuple):
 
 
 @final
-class IntraTemporal(nn.Module):
+class IntraTemporal(nn.Module, Countable):
     """Encoder attention in which a word's score is divided by what it was given before.
 
     e_ti = h_tᵀ W m_i;  e'_ti = exp(e_ti) at the first step, exp(e_ti) / Σ_{j<t} exp(e_ji) after;
@@ -205,13 +209,17 @@ class IntraTemporal(nn.Module):
         numbers = n * (self.width + 2 * self.memory_width) + numbers_in(self)
         return Work(call, pairs, pairs, made, made, numbers=numbers, steps=max(n, 1))
 
+    def square_bytes(self, length: int, *, backward: bool) -> int:
+        """Scores, their sums so far, weights, and gradients."""
+        return length**2 * 4 * (8 if backward else 5)
+
     def path(self, length: int) -> int:
         """1: a state takes from all words at once; see ``max_path_length``."""
         return int(length > 1)
 
 
 @final
-class IntraDecoder(nn.Module):
+class IntraDecoder(nn.Module, Countable):
     """e_tt' = h_tᵀ W h_t' over the decoder states before t; c_t = Σ_t' softmax(e)_t' h_t'; c_1 = 0.
 
     It is ``attention`` under causal & ~window(0, 0) with one head and no scale: a query sees only

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import PatternLike
 from eyeline.layers.attention import MultiHeadAttention
-from eyeline.mechanisms import Exact
+from eyeline.mechanisms import Exact, Mechanism
 from eyeline.mechanisms.extra import ExtraKeys
 from eyeline.patterns import Full
 
@@ -38,7 +38,7 @@ def from_torch(
             "add_zero_attn=True: a key of zeros that is not trained has no place in "
             "MultiHeadAttention; convert(model, pattern) serves it"
         )
-    mechanism: nn.Module = Exact(pattern, dropout=module.dropout)
+    mechanism: Mechanism = Exact(pattern, dropout=module.dropout)
     if module.bias_k is not None:
         sizes = {"num_kv_heads": module.num_heads, "head_dim": module.head_dim}
         mechanism = ExtraKeys(Exact(pattern, dropout=module.dropout), 1, **sizes)

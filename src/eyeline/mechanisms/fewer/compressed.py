@@ -13,6 +13,7 @@ from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_with_lse
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.fewer.places import (
     Groups,
     Places,
@@ -145,8 +146,9 @@ By = Literal["conv", "mean", "max", "centroids"]
 _BY = ("conv", "mean", "max", "centroids")
 
 
+@register("compressed")
 @final
-class Compressed(nn.Module):
+class Compressed(Mechanism):
     """softmax(Q K̂ᵀ/√d) V̂, where K̂ and V̂ have one row for each ``factor`` rows of K and V.
 
     by: "conv": a convolution with kernel = stride = factor, its own for keys and for values, which
@@ -169,6 +171,8 @@ class Compressed(nn.Module):
     cache. Raises NotSupported for other patterns, documents, and for centroids with Causal() or
     local; InvalidArgument for sizes below 1, and two tokens at one position.
     """
+
+    pattern: Pattern
 
     def __init__(
         self,
@@ -196,7 +200,7 @@ class Compressed(nn.Module):
         self._own, self._others = self.pattern & blocks, self.pattern & ~blocks
 
     @property
-    def causality(self) -> str:
+    def causality(self) -> Causality:
         """ "functional": no past output depends on the future; or "none"."""
         return "functional" if self.pattern == Causal() else "none"
 
@@ -210,14 +214,16 @@ class Compressed(nn.Module):
             "at once, or use Causal()"
         )
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    @property
+    def no_weights(self) -> str | None:
+        """Why pairs of a query and a key have none."""
+        if self.by in ("mean", "centroids"):
+            return None
+        return f"by={self.by!r} makes a group's value of several, of which none has a share"
+
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument if it was made for other heads."""
-        made = self.num_kv_heads, self.head_dim
-        if any(x not in (None, y) for x, y in zip(made, (num_kv_heads, head_dim), strict=True)):
-            raise InvalidArgument(
-                f"compressed for {self.num_kv_heads} key heads of {self.head_dim}; there are "
-                f"{num_kv_heads} of {head_dim}"
-            )
+        self._check_made(heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     def forward(
         self,
@@ -232,7 +238,7 @@ class Compressed(nn.Module):
         call = check_call(
             query, key, value, self.pattern, scale=None, q_tokens=q_tokens, k_tokens=k_tokens
         )
-        self.check(query.shape[1], key.shape[1], key.shape[3])
+        self.check_heads(Heads.of(query, key))
         p = self.dropout if self.training else 0.0
         if self.by == "centroids":
             return self._by_centroids(call, p)
@@ -288,7 +294,7 @@ class Compressed(nn.Module):
             steps=self.rounds + 2 if self.by == "centroids" else 1,
         )
 
-    def path(self, length: int) -> int:
+    def path(self, length: int) -> int | Pattern:
         """1 if anybody hears somebody else, at once or never: what i hears of k, and k of j, is of
         groups that have ended when i looks. See ``max_path_length``."""
         waits = self.factor if self.causality == "functional" and not self.local else 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_weights
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.mechanisms.base import Heads, Mechanism, ProjectsLast, register
 from eyeline.mechanisms.fewer.places import at_positions, everybody, without_documents
-from eyeline.patterns import Full
+from eyeline.patterns import Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens, default_tokens
 
@@ -24,8 +26,9 @@ for keys and values."""
 _SHARING = ("none", "heads", "key_value")
 
 
+@register("linformer")
 @final
-class Linformer(nn.Module):
+class Linformer(Mechanism, ProjectsLast):
     """softmax(Q (E K)ᵀ/√d) (F V): the keys are k learned sums Σ_j E[:, position(j)] key[j].
 
     length: the longest sequence, up to which columns are trained; a shorter one uses those of its
@@ -48,6 +51,7 @@ class Linformer(nn.Module):
     """
 
     causality = "none"
+    pattern: Pattern
     no_cache = "its sums hold all tokens, later ones too: read the whole text at once"
 
     def __init__(
@@ -57,7 +61,7 @@ class Linformer(nn.Module):
         *,
         num_kv_heads: int,
         head_dim: int,
-        sharing: Sharing = "heads",
+        sharing: Sharing | None = "heads",
         pattern: PatternLike = Full(),
         dropout: float = 0.0,
     ) -> None:
@@ -65,6 +69,7 @@ class Linformer(nn.Module):
         sizes = {"length": length, "k": k, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         for name, size in sizes.items():
             check_size(f"linformer {name}", size)
+        sharing = sharing if sharing is not None else "none"  # the word none reads as None
         if sharing not in _SHARING:
             raise InvalidArgument(
                 f"linformer sharing={sharing!r}: it is {', '.join(_SHARING)}; layers share by "
@@ -86,13 +91,14 @@ class Linformer(nn.Module):
         for weight in self.parameters():
             nn.init.uniform_(weight, -(self.length**-0.5), self.length**-0.5)
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    @classmethod
+    def fitted(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        """Made for the length."""
+        return {"length": length, **options}
+
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument if it was made for other heads."""
-        if (self.num_kv_heads, self.head_dim) != (num_kv_heads, head_dim):
-            raise InvalidArgument(
-                f"linformer for {self.num_kv_heads} key heads of {self.head_dim}; there are "
-                f"{num_kv_heads} of {head_dim}"
-            )
+        self._check_made(heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     def forward(
         self,
@@ -108,7 +114,7 @@ class Linformer(nn.Module):
         keys, values = self.sums(call.key, k), self.sums(call.value, k, of_values=True)
         return self.over(call.query, keys, values, q_tokens=q_tokens)
 
-    def weights(
+    def weights_of_sums(
         self,
         query: Tensor,
         key: Tensor,
@@ -143,6 +149,36 @@ class Linformer(nn.Module):
             return torch.einsum("kn,bhne->bhke", columns[0], x)
         return torch.einsum("hkn,bhne->bhke", columns, x)
 
+    def project_first(self, key: nn.Linear, value: nn.Linear) -> ProjectsLast | None:
+        """Itself, where summing up first is cheaper: S·k·d, against S·d·d′ + S·k·d′ afterwards.
+
+        Heads must share the sums, which is when E (X W) = (E X) W.
+        """
+        if self.sharing == "none":
+            return None
+        inward = self.k * (key.in_features + value.in_features)
+        outward = ((x.in_features + self.k) * x.out_features for x in (key, value))
+        return self if inward < sum(outward) else None
+
+    def summed(
+        self,
+        inputs: tuple[Tensor, Tensor],
+        projections: tuple[nn.Linear, nn.Linear],
+        tokens: Tokens | None,
+    ) -> tuple[Tensor, Tensor]:
+        """E (X W + 1 bᵀ) = (E X) W + (E 1) bᵀ of what keys and values are made of."""
+        if tokens is not None:
+            without_documents("linformer", tokens)
+        keys = self.sums(inputs[0][:, None], tokens)
+        same = inputs[1] is inputs[0] and self.sharing == "key_value"
+        values = keys if same else self.sums(inputs[1][:, None], tokens, of_values=True)
+        ones = torch.ones_like(inputs[0][:, None, :, :1])
+        counts = [self.sums(ones, tokens, of_values=x) for x in (False, True)]
+        return (
+            _projected(projections[0], keys[:, 0], counts[0][:, 0]),
+            _projected(projections[1], values[:, 0], counts[1][:, 0]),
+        )
+
     def over(
         self, query: Tensor, keys: Tensor, values: Tensor, *, q_tokens: Tokens | None
     ) -> Tensor:
@@ -168,7 +204,7 @@ class Linformer(nn.Module):
     ) -> tuple[Call, Tokens | None]:
         """The call, and the keys' tokens, if there are any."""
         call = check_call(query, key, value, self.pattern, scale=None, q_tokens=q, k_tokens=k)
-        self.check(query.shape[1], key.shape[1], key.shape[3])
+        self.check_heads(Heads.of(query, key))
         if call.tokens is None:
             return call, None
         without_documents("linformer", *call.tokens)
@@ -182,6 +218,12 @@ class Linformer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"length={self.length}, k={self.k}, sharing={self.sharing!r}"
+
+
+def _projected(projection: nn.Linear, sums: Tensor, count: Tensor) -> Tensor:
+    """The layer's own projection adds its bias once, and each sum needs it ``count`` times."""
+    out: Tensor = projection(sums)
+    return out if projection.bias is None else out + (count - 1) * projection.bias
 
 
 def _only_full(pattern: PatternLike) -> Full:

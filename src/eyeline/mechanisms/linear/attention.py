@@ -10,18 +10,19 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eyeline.caches import Cache, Layout, State
+from eyeline.caches import Cache, LayerCache, Layout, State
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.request import mask_of
+from eyeline.mechanisms.base import Causality, Heads, Mechanism, causal_and_apart, register
 from eyeline.mechanisms.linear.chunks import Marks, dense_weights
 from eyeline.mechanisms.linear.features import Elu, Favor, FeatureMap, Relu
 from eyeline.mechanisms.linear.fold import folded
 from eyeline.mechanisms.linear.in_order import in_order, somebody
 from eyeline.mechanisms.linear.scan import CHUNK, Scan, causal_scan, scanned, stepped
 from eyeline.mechanisms.linear.sums import Sums, no_sums
-from eyeline.patterns import And, Causal, Full, Pattern, SameDocument
+from eyeline.patterns import Causal, Full, Pattern, SameDocument
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens, default_tokens
 
@@ -171,25 +172,17 @@ def _scanned(
 
 
 def kinds(pattern: Pattern) -> tuple[bool, bool]:
-    """(causal, apart) of Full, Causal, SameDocument, or an & of them. See ``refusal``."""
-    parts = _parts(pattern)
-    return Causal() in parts, SameDocument() in parts
+    """(causal, apart) of Full, Causal, SameDocument, or an & of them.
 
-
-def refusal(pattern: Pattern) -> str | None:
-    """Why linear attention cannot follow a pattern, if it cannot."""
-    if all(part in (Full(), Causal(), SameDocument()) for part in _parts(pattern)):
-        return None
-    return (
-        f"linear attention sums up all keys before a query: it follows full, causal, "
-        f"same_document and & of them, not {pattern}"
-    )
-
-
-def _parts(pattern: Pattern) -> list[Pattern]:
-    if not isinstance(pattern, And):
-        return [pattern]
-    return [part for member in pattern.parts for part in _parts(member)]
+    Raises NotSupported for patterns that linear attention cannot follow.
+    """
+    known = causal_and_apart(pattern)
+    if known is None:
+        raise NotSupported(
+            f"linear attention sums up all keys before a query: it follows full, causal, "
+            f"same_document and & of them, not {pattern}"
+        )
+    return known
 
 
 def _taken(x: Tensor, slots: Tensor) -> Tensor:
@@ -211,8 +204,9 @@ def _untraced() -> Callable[[Call, FeatureMap], Tensor]:
 # Linear attention as a module for a layer; it decodes with a state of fixed size.
 
 
+@register("linear")
 @final
-class LinearAttention(nn.Module):
+class LinearAttention(Mechanism):
     """out_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ / φ(q_i)ᵀ Σ_j φ(k_j), over the j that i may look at.
 
     feature_map: φ: "elu" (elu(x) + 1), "relu", "favor" (positive random features), or a
@@ -229,6 +223,8 @@ class LinearAttention(nn.Module):
     al. 2021.
     """
 
+    pattern: Pattern
+
     def __init__(
         self,
         num_heads: int,
@@ -244,9 +240,7 @@ class LinearAttention(nn.Module):
         check_size("linear head_dim", head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.pattern = as_pattern(pattern)
-        reason = refusal(self.pattern)
-        if reason is not None:
-            raise NotSupported(reason)
+        kinds(self.pattern)
         if feature_map == "favor":
             feature_map = Favor(head_dim, features, seed=seed)
         elif features is not None:
@@ -255,7 +249,7 @@ class LinearAttention(nn.Module):
         self.features = self.feature_map.count(head_dim)
 
     @property
-    def causality(self) -> str:
+    def causality(self) -> Causality:
         """ "functional" or "none"."""
         return "functional" if kinds(self.pattern)[0] else "none"
 
@@ -271,13 +265,9 @@ class LinearAttention(nn.Module):
         """Layers in which this is equal, and whose heads are, can share a cache."""
         return self.pattern, self.features, self.feature_map.logarithmic
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument if it was made for other heads."""
-        if (self.num_heads, self.head_dim) != (num_heads, head_dim):
-            raise InvalidArgument(
-                f"linear for {self.num_heads} heads of {self.head_dim}; there are {num_heads} of "
-                f"{head_dim}"
-            )
+        self._check_made(heads, num_heads=self.num_heads, head_dim=self.head_dim)
 
     def forward(
         self,
@@ -310,21 +300,11 @@ class LinearAttention(nn.Module):
         self._check_width(query)
         return weights_by_pattern(call, self.feature_map)
 
-    def new_cache(
-        self,
-        *,
-        layers: int,
-        batch: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ) -> Cache:
-        """An empty state for so many layers; its sums are float32, or float64 for float64."""
-        if self.no_cache is not None:
-            raise NotSupported(self.no_cache)
-        device = torch.device(device)
-        layout = Layout(layers, batch, num_kv_heads, head_dim, head_dim, dtype, device)
+    def new_cache(self, layout: Layout) -> Cache:
+        """An empty state for the layers; its sums are float32, or float64 for float64."""
+        self.check_steps()
+        batch, num_kv_heads, head_dim = layout.batch, layout.num_kv_heads, layout.head_dim
+        dtype, device = layout.dtype, layout.device
         with torch.inference_mode(False):
             like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=device)
             sums = no_sums(
@@ -339,14 +319,15 @@ class LinearAttention(nn.Module):
         key: Tensor,
         value: Tensor,
         *,
-        cache: Cache,
-        layer: int,
+        place: LayerCache,
         q_tokens: Tokens,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """A step's queries, keys and values (B, ·, m, E) to (B, H, m, E), and the state goes on.
 
         Raises InvalidArgument for a cache that ``new_cache`` did not make.
         """
+        cache, layer = place
         if not isinstance(cache, State):
             raise InvalidArgument(f"linear attention keeps a State, not a {type(cache).__name__}")
         sums, heads = _sums(cache.kept(layer, key, value)), (query, key, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from eyeline.kernels.autograd import eager
 from eyeline.kernels.request import Request
 from eyeline.kernels.route import Route
 from eyeline.kernels.route_pieces import Routed
+from eyeline.mechanisms.base import Mechanism
 from eyeline.patterns import Full, Pattern
 from eyeline.tokens import NOBODY, Tokens
 
@@ -113,6 +115,8 @@ def routed_attention_weights(
 @torch.no_grad()
 def times_met(route: Route, queries: int, keys: int) -> Tensor:
     """How often each query and key meet on the route, whatever the pattern: int64 (B, H, L, S)."""
+    if not route.blocks:
+        return route.queries.new_zeros(*route.queries.shape[:2], queries, keys)
     asking = route.queries.unflatten(3, (route.blocks, route.rows)).unsqueeze(5)
     asked = route.keys.unfold(3, route.columns, route.step).unsqueeze(4)
     meets = (asking != NOBODY) & (asked != NOBODY)
@@ -174,6 +178,85 @@ def _share(reached: Tensor, tokens: Tokens) -> float:
     there = tokens.positions.to(reached.device) != NOBODY
     there = there.expand(reached.shape[0], -1).unsqueeze(1).expand_as(reached)
     return float((reached & there).sum() / there.sum().clamp(min=1))
+
+
+class RoutedMechanism(Mechanism):
+    """Attention along a route that content chose: exact for the pairs that meet, and no others.
+
+    To write one, define ``route`` and set ``pattern``, which pairs that meet must satisfy besides,
+    and ``dropout``. ``promise`` says in words what its causality rests on.
+    """
+
+    pattern: Pattern
+
+    @abstractmethod
+    def route(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Route:
+        """Which queries (B, H, L, E) and keys (B, Hk, S, E) meet."""
+
+    @property
+    def promise(self) -> str:
+        """``causality``, and why."""
+        return f"{self.causality}: under {self.pattern}"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, Ev) to (B, H, L, Ev)."""
+        route = self.route(query, key, q_tokens=q_tokens, k_tokens=k_tokens)
+        return routed_attention(
+            query, key, value, route, self.pattern,
+            dropout_p=self.dropout if self.training else 0.0, q_tokens=q_tokens, k_tokens=k_tokens,
+        )  # fmt: skip
+
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """The weight of each pair that meets, (B, H, L, S), before dropout."""
+        route = self.route(query, key, q_tokens=q_tokens, k_tokens=k_tokens)
+        return routed_attention_weights(
+            query, key, route, self.pattern, q_tokens=q_tokens, k_tokens=k_tokens
+        )
+
+    def explain(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> dict[str, str]:
+        """In words: what is promised, what is computed, and which share of tokens is reached."""
+        tokens = {"q_tokens": q_tokens, "k_tokens": k_tokens}
+        route = self.route(query, key, **tokens)
+        return told(self.promise, route, query, key, self.pattern, **tokens)
+
+    def path(self, length: int) -> int | Pattern:
+        """Raises NotSupported."""
+        raise NotSupported(
+            f"{type(self).__name__} chooses pairs by content: how far that reaches is not known "
+            "before"
+        )
+
+
+# What a mechanism that routes by content can tell of one call: causality, work and coverage.
 
 
 def told(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from eyeline.checks import check_size
@@ -14,7 +14,13 @@ from eyeline.exact.attention import attention, attention_with_lse
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
-from eyeline.mechanisms.routed.attend import routed_attention, routed_attention_with_lse, told
+from eyeline.mechanisms.base import Heads, Mechanism, register
+from eyeline.mechanisms.routed.attend import (
+    RoutedMechanism,
+    routed_attention,
+    routed_attention_with_lse,
+    told,
+)
 from eyeline.mechanisms.routed.best import among_greatest
 from eyeline.mechanisms.routed.clusters import at_once, centre_tokens, clustered, means
 from eyeline.mechanisms.routed.standing import Standing, standing
@@ -114,6 +120,7 @@ def _count_up(like: Tensor, stop: int) -> Tensor:
 # Clustered attention: queries of a cluster share its weights, but for the keys that matter.
 
 _MOST_ROWS = 64
+_ROUNDS = 10
 
 
 class Clusters(NamedTuple):
@@ -146,7 +153,7 @@ def clustered_attention(
     *,
     clusters: int,
     topk: int,
-    rounds: int = 10,
+    rounds: int = _ROUNDS,
     pattern: PatternLike = Full(),
     scale: float | None = None,
     dropout_p: float = 0.0,
@@ -262,8 +269,9 @@ def _of_members(x: Tensor, chosen: Tensor) -> Tensor:
 # Clustered queries as a module for a layer.
 
 
+@register("clustered")
 @final
-class ClusteredQueries(nn.Module):
+class ClusteredQueries(RoutedMechanism):
     """out_i = m_c · softmax_{j ∈ T_c}(q_i·k_j/√E) v_j + Σ_{l ∉ T_c} A[c, l] v_l, c: i's cluster.
 
     clusters: of a head's queries, by ``rounds`` of k-means. A[c] are the weights of the mean of
@@ -286,7 +294,7 @@ class ClusteredQueries(nn.Module):
         topk: int,
         *,
         pattern: PatternLike = Full(),
-        rounds: int = 10,
+        rounds: int = _ROUNDS,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -296,7 +304,7 @@ class ClusteredQueries(nn.Module):
         self.clusters, self.topk, self.rounds = clusters, topk, rounds
         self.dropout = probability("dropout", dropout)
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_heads(self, heads: Heads) -> None:
         """Any heads will do."""
 
     def forward(
@@ -325,6 +333,17 @@ class ClusteredQueries(nn.Module):
     ) -> Route:
         """Which pairs are computed one by one. All others share the weights of a cluster."""
         return self._clusters(query, key, q_tokens, k_tokens).route
+
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        q_tokens: Tokens | None = None,
+        k_tokens: Tokens | None = None,
+    ) -> Tensor:
+        """The weight of each pair, (B, H, L, S): those of the cluster, but for its best keys."""
+        return Mechanism.weights(self, query, key, q_tokens=q_tokens, k_tokens=k_tokens)
 
     def explain(
         self,
@@ -371,7 +390,7 @@ class ClusteredQueries(nn.Module):
             numbers=call.numbers, steps=self.rounds + 3,
         )  # fmt: skip
 
-    def path(self, length: int) -> int:
+    def path(self, length: int) -> int | Pattern:
         """1 if anybody hears somebody else: every query looks at every key."""
         return int(length >= 2)
 

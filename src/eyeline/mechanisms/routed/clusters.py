@@ -9,6 +9,14 @@ from torch.nn import functional
 from eyeline.mechanisms.routed.standing import standing
 from eyeline.tokens import NOBODY, Tokens
 
+
+def unit(x: Tensor) -> Tensor:
+    """x / |x| along the last dimension; 0 stays 0, without a gradient."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return (wide / length.masked_fill(length == 0.0, 1.0)).to(x.dtype)
+
+
 # How much is computed at once where the whole would take memory that grows with L · C.
 
 # So many numbers are held at once, about: 8 MiB of float32, which stay in a processor's cache.

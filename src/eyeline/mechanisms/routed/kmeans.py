@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import (
-    Call,
-    PatternLike,
-    as_pattern,
-    check_call,
-    check_pattern_heads,
-    probability,
-)
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
-from eyeline.mechanisms.routed.attend import routed_attention, told
-from eyeline.mechanisms.routed.clusters import first_centroids, moved, sums
+from eyeline.mechanisms.base import Causality, Heads, register
+from eyeline.mechanisms.routed.attend import RoutedMechanism, routed_attention
+from eyeline.mechanisms.routed.clusters import first_centroids, moved, sums, unit
 from eyeline.mechanisms.routed.membership import Members, members, membership
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.cost import Asked, Work, of_pattern
 from eyeline.tokens import NOBODY, Tokens
-
-# Vectors brought to length 1.
-
-
-def unit(x: Tensor) -> Tensor:
-    """x / |x| along the last dimension; 0 stays 0, without a gradient."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    return (wide / length.masked_fill(length == 0.0, 1.0)).to(x.dtype)
-
 
 Found = TypeVar("Found")
 
@@ -188,8 +172,9 @@ def distance(given: Nearest, centroids: Tensor) -> Tensor:
 _SAW_ALL = "each cluster takes the best of the whole text"
 
 
+@register("kmeans")
 @final
-class KMeans(nn.Module):
+class KMeans(RoutedMechanism):
     """out_i = Σ_j m_ij exp(q_i·k_j/√E) v_j / Σ_j m_ij exp(q_i·k_j/√E), m_ij: shared clusters.
 
     Each head has ``clusters`` centroids. A centroid takes the ``window`` queries and the
@@ -246,25 +231,27 @@ class KMeans(nn.Module):
         self.pattern = as_pattern(pattern)
         self.decay, self.commitment = probability("kmeans decay", decay), commitment
         self.seed, self.dropout = seed, probability("dropout", dropout)
-        self.auxiliary: Tensor | None = None
         drawn = torch.Generator().manual_seed(seed)
         first = torch.randn(num_heads, clusters, head_dim, generator=drawn)
         self.register_buffer("centroids", functional.normalize(first, dim=-1))
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
 
+    @classmethod
+    def fitted(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        """As many clusters as windows fit into the length."""
+        if not isinstance(window := options.get("window"), int):
+            return dict(options)
+        return {"clusters": max(length // max(window, 1), 1), **options}
+
     @property
-    def causality(self) -> str:
+    def causality(self) -> Causality:
         """ "edge" or "none"."""
         return "edge" if never_looks_ahead(self.pattern) else "none"
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument if it was made for other heads."""
-        if (self.num_heads, self.head_dim) != (num_heads, head_dim):
-            raise InvalidArgument(
-                f"kmeans for {self.num_heads} heads of {self.head_dim}; there are {num_heads} of "
-                f"{head_dim}"
-            )
-        check_pattern_heads(self.pattern, num_heads)
+        self._check_made(heads, num_heads=self.num_heads, head_dim=self.head_dim)
+        super().check_heads(heads)
 
     def forward(
         self,
@@ -304,21 +291,11 @@ class KMeans(nn.Module):
         call = self._checked(query, key, key, q_tokens, k_tokens)
         return route_of(units(call), self.centroids, self.window)
 
-    def explain(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        q_tokens: Tokens | None = None,
-        k_tokens: Tokens | None = None,
-    ) -> dict[str, str]:
-        """Causality, pairs, and how many queries look at somebody, in words."""
-        route = self.route(query, key, q_tokens=q_tokens, k_tokens=k_tokens)
+    @property
+    def promise(self) -> str:
+        """ "edge: …" or "none: …"."""
         ahead = f"under {self.pattern} tokens may look ahead"
-        causality = f"{self.causality}: {_SAW_ALL if self.causality == 'edge' else ahead}"
-        return told(
-            causality, route, query, key, self.pattern, q_tokens=q_tokens, k_tokens=k_tokens
-        )
+        return f"{self.causality}: {_SAW_ALL if self.causality == 'edge' else ahead}"
 
     def work(self, asked: Asked) -> Work:
         """C·(L + S)·E to choose, and C·w² pairs; of these, as the members of clusters are not
@@ -340,7 +317,7 @@ class KMeans(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, q: Tokens | None, k: Tokens | None
     ) -> Call:
         call = check_call(query, key, value, self.pattern, scale=None, q_tokens=q, k_tokens=k)
-        self.check(query.shape[1], key.shape[1], key.shape[3])
+        self.check_heads(Heads.of(query, key))
         return call
 
     @torch.no_grad()
@@ -369,10 +346,6 @@ class KMeans(nn.Module):
         if self.centroids.dtype.itemsize < 4:
             self.centroids = kept.to(self.centroids.device)
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the loss, which belongs to a pass and cannot be copied."""
-        return {**self.__dict__, "auxiliary": None}
 
     def extra_repr(self) -> str:
         parts = [f"clusters={self.clusters}", f"window={self.window}", str(self.pattern)]

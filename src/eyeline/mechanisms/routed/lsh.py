@@ -7,24 +7,18 @@ from dataclasses import replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eyeline.caches import Cache, Layout, Mark, Marked
+from eyeline.caches import Cache, LayerCache, Layout, Mark, Marked
 from eyeline.checks import equal
-from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.exact.call import (
-    Call,
-    PatternLike,
-    as_pattern,
-    check_call,
-    check_pattern_heads,
-    probability,
-)
+from eyeline.errors import InvalidArgument
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
-from eyeline.mechanisms.routed.attend import routed_attention_with_lse, told
+from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
+from eyeline.mechanisms.routed.attend import RoutedMechanism, routed_attention_with_lse
 from eyeline.mechanisms.routed.buckets import By, Hashing
-from eyeline.mechanisms.routed.kmeans import unit
+from eyeline.mechanisms.routed.clusters import unit
 from eyeline.patterns import Full
 from eyeline.patterns.ahead import never_looks_ahead, reads_in_steps
 from eyeline.planning.cost import Asked, Work
@@ -35,11 +29,11 @@ def lsh_attention(
     query_key: Tensor,
     value: Tensor,
     *,
-    bucket_size: int = 64,
-    rounds: int = 4,
+    bucket_size: int = Hashing.bucket_size,
+    rounds: int = Hashing.rounds,
     buckets: int | None = None,
     pattern: PatternLike = Full(),
-    by: By = "chunks",
+    by: By = Hashing.by,
     seed: int = 0,
     scale: float | None = None,
     dropout_p: float = 0.0,
@@ -139,8 +133,9 @@ def _stand_alike(call: Call) -> bool:
 # LSH attention as a module for a layer, which then makes queries and keys by one projection.
 
 
+@register("lsh")
 @final
-class LSH(nn.Module):
+class LSH(RoutedMechanism):
     """softmax over the j ≠ i that fall into the bucket of i: hash(x) = argmax [xR; -xR].
 
     Queries are keys: s_ij = scale · q_i · q_j/|q_j|, scale 1/√E if not given (see
@@ -173,11 +168,11 @@ class LSH(nn.Module):
 
     def __init__(
         self,
-        bucket_size: int = 64,
-        rounds: int = 4,
+        bucket_size: int = Hashing.bucket_size,
+        rounds: int = Hashing.rounds,
         *,
         pattern: PatternLike = Full(),
-        by: By = "chunks",
+        by: By = Hashing.by,
         buckets: int | None = None,
         seed: int = 0,
         scale: float | None = None,
@@ -190,7 +185,7 @@ class LSH(nn.Module):
         self.dropout = probability("dropout", dropout)
 
     @property
-    def causality(self) -> str:
+    def causality(self) -> Causality:
         """ "functional", "edge" or "none"."""
         if not never_looks_ahead(self.pattern):
             return "none"
@@ -215,10 +210,10 @@ class LSH(nn.Module):
         """
         self.hashing = replace(self.hashing, seed=self.hashing.seed + 1 if seed is None else seed)
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument for heads that share keys: a query is its own key."""
-        check_heads(num_heads, num_kv_heads)
-        check_pattern_heads(self.pattern, num_heads)
+        check_heads(heads.num_heads, heads.num_kv_heads)
+        super().check_heads(heads)
 
     def forward(
         self,
@@ -239,15 +234,16 @@ class LSH(nn.Module):
         key: Tensor,
         value: Tensor,
         *,
-        cache: Cache,
-        layer: int,
+        place: LayerCache,
         q_tokens: Tokens,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """A step's queries, keys and values (B, H, m, ·) to (B, H, m, Ev): its keys are hashed, and
         the buckets of all that came before are kept.
 
         Raises InvalidArgument for a cache that ``new_cache`` of other hashing made.
         """
+        cache, layer = place
         if not isinstance(cache, Marked) or cache.maker != self.hashing:
             raise InvalidArgument(
                 f"{self.hashing} has buckets of its own: this cache is of other keys, make one by "
@@ -269,40 +265,31 @@ class LSH(nn.Module):
         """Who meets whom in each round: lanes are rounds."""
         return route_of(self._call(query, key, key, q_tokens, k_tokens), self.hashing)
 
-    def explain(
+    def weights(
         self,
         query: Tensor,
         key: Tensor,
         *,
         q_tokens: Tokens | None = None,
         k_tokens: Tokens | None = None,
-    ) -> dict[str, str]:
-        """What is promised, what is computed, and who is reached; the others get their values."""
-        promise = {
+    ) -> Tensor:
+        """The weight of each pair over all rounds, (B, H, L, S), and 1 for one's own value where
+        nobody is met."""
+        return Mechanism.weights(self, query, key, q_tokens=q_tokens, k_tokens=k_tokens)
+
+    @property
+    def promise(self) -> str:
+        """``causality``, and why."""
+        return {
             "functional": "functional: a token's bucket depends on nothing else",
             "edge": "edge: pairs respect the order, but where chunks end depends on all tokens",
             "none": f"none: under {self.pattern} tokens may look ahead",
         }[self.causality]
-        tokens = {"q_tokens": q_tokens, "k_tokens": k_tokens}
-        route = self.route(query, key, **tokens)
-        return told(promise, route, query, key, self.pattern, **tokens)
 
-    def new_cache(
-        self,
-        *,
-        layers: int,
-        batch: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ) -> Cache:
+    def new_cache(self, layout: Layout) -> Cache:
         """An empty cache that keeps every key, since who came before in a bucket counts, seen or
         not, and its bucket in each round."""
-        if self.no_cache is not None:
-            raise NotSupported(f"LSH does not read in steps: {self.no_cache}")
-        where = torch.device(device)
-        layout = Layout(layers, batch, num_kv_heads, head_dim, head_dim, dtype, where)
+        self.check_steps()
         marks = {"bucket": Mark(self.hashing.rounds)}
         return Marked(self.pattern, layout, marks=marks, maker=self.hashing)
 
@@ -313,7 +300,7 @@ class LSH(nn.Module):
         Hashing a key takes E for each of √(n / bucket_size) columns about. See ``eyeline.cost``.
         """
         call = asked.call
-        self.check(call.heads, call.kv_heads, call.head_dim)
+        self.check_heads(Heads(call.heads, call.kv_heads, call.head_dim))
         hashing, n = self.hashing, call.key_length
         size = max(min(hashing.bucket_size, n), 1)
         sides = 1 if hashing.by == "chunks" or never_looks_ahead(self.pattern) else 2

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import (
-    Call,
-    PatternLike,
-    as_pattern,
-    check_call,
-    check_pattern_heads,
-    probability,
-)
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
-from eyeline.mechanisms.routed.attend import routed_attention, told
+from eyeline.mechanisms.base import register
+from eyeline.mechanisms.routed.attend import RoutedMechanism, routed_attention
 from eyeline.mechanisms.routed.best import at_most, best, weighty
 from eyeline.mechanisms.routed.scored import Scored, allowed, multiplied
-from eyeline.patterns import Full, Pattern, SameDocument
-from eyeline.patterns.ahead import never_looks_ahead, reads_in_steps
+from eyeline.patterns import Full, SameDocument
+from eyeline.patterns.ahead import reads_in_steps
 from eyeline.planning.cost import Asked, Work
 from eyeline.planning.dense import settled
 from eyeline.planning.peeling import rules
@@ -65,24 +59,13 @@ def _picked(pick: Callable[[Scored], Route], call: Call) -> Route:
 # What mechanisms that pick keys by their scores have in common.
 
 
-class Picking(nn.Module, ABC):
+class Picking(RoutedMechanism):
     """Attention to some keys of each query, which are picked among those the pattern allows."""
 
     def __init__(self, pattern: PatternLike, dropout: float) -> None:
         super().__init__()
-        self.pattern: Pattern = as_pattern(pattern)
+        self.pattern = as_pattern(pattern)
         self.dropout = probability("dropout", dropout)
-
-    @abstractmethod
-    def route(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        q_tokens: Tokens | None = None,
-        k_tokens: Tokens | None = None,
-    ) -> Route:
-        """Whom each query (B, H, L, E) looks at, of keys (B, Hk, S, E)."""
 
     @property
     @abstractmethod
@@ -90,50 +73,16 @@ class Picking(nn.Module, ABC):
         """How many keys a query looks at, at most."""
 
     @property
-    def causality(self) -> str:
-        """ "functional" under a pattern that never looks ahead, else "none"."""
-        return "functional" if never_looks_ahead(self.pattern) else "none"
-
-    @property
     def no_cache(self) -> str | None:
         """Why a text cannot be read in steps; None where it can, from the keys of its pattern."""
         return reads_in_steps(self.pattern)
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        """Raise InvalidArgument if the pattern was made for other heads."""
-        check_pattern_heads(self.pattern, num_heads)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        q_tokens: Tokens | None = None,
-        k_tokens: Tokens | None = None,
-    ) -> Tensor:
-        """(B, H, L, E), (B, Hk, S, E), (B, Hk, S, Ev) to (B, H, L, Ev)."""
-        route = self.route(query, key, q_tokens=q_tokens, k_tokens=k_tokens)
-        return routed_attention(
-            query, key, value, route, self.pattern,
-            dropout_p=self.dropout if self.training else 0.0, q_tokens=q_tokens, k_tokens=k_tokens,
-        )  # fmt: skip
-
-    def explain(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        q_tokens: Tokens | None = None,
-        k_tokens: Tokens | None = None,
-    ) -> dict[str, str]:
-        """What is promised, what is computed after picking, and who is reached."""
-        route = self.route(query, key, q_tokens=q_tokens, k_tokens=k_tokens)
+    @property
+    def promise(self) -> str:
+        """ "functional: …" or "none: …"."""
         if self.causality == "functional":
-            promise = "functional: keys are picked among those that came before"
-        else:
-            promise = f"none: under {self.pattern} tokens may look ahead"
-        return told(promise, route, query, key, self.pattern, q_tokens=q_tokens, k_tokens=k_tokens)
+            return "functional: keys are picked among those that came before"
+        return f"none: under {self.pattern} tokens may look ahead"
 
     def work(self, asked: Asked) -> Work:
         """E for each pair that the pattern allows, then E + Ev for each that is picked, at most.
@@ -215,6 +164,7 @@ def topk_route(
 # Attention to the k best keys of each query.
 
 
+@register("topk")
 @final
 class TopK(Picking):
     """out[i] = Σ_j softmax_j(q_i·k_j/√E) v_j over the k keys of greatest q_i·k_j, head by head.
@@ -315,6 +265,7 @@ def check_threshold(t: float) -> float:
 # Attention to the keys whose weight reaches a threshold.
 
 
+@register("threshold")
 @final
 class Threshold(Picking):
     """out[i] = Σ_j p_ij v_j / Σ_j p_ij over the j with p_ij ≥ t, p_i = softmax_j(q_i·k_j/√E).

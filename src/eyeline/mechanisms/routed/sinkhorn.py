@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.kernels.autograd import eager, only_once
-from eyeline.mechanisms.linear.attention import kinds, refusal
+from eyeline.mechanisms.base import Causality, Heads, Mechanism, causal_and_apart, register
 from eyeline.mechanisms.routed.attend import Coverage, in_words
 from eyeline.mechanisms.routed.sort_network import SortPairs, SortTable, descriptors
 from eyeline.mechanisms.routed.sorting import Sorting, balanced, counts, reached, sorting
@@ -22,6 +22,8 @@ from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
 
 # Blocks beside their mixtures: a product with a matrix, of which a half that is 0 is left out.
+
+_ITERATIONS, _TEMPERATURE = 8, 0.75
 
 # So many rows of the matrix at a time: the fewer, the closer to half of the work.
 _ROWS = 64
@@ -75,8 +77,8 @@ def sinkhorn_attention(
     block: int,
     *,
     pattern: PatternLike = Full(),
-    iterations: int = 8,
-    temperature: float = 0.75,
+    iterations: int = _ITERATIONS,
+    temperature: float = _TEMPERATURE,
     scale: float | None = None,
     dropout_p: float = 0.0,
     q_tokens: Tokens | None = None,
@@ -129,12 +131,13 @@ def _run(call: Call, scores: Tensor, block: int, iterations: int, temperature: f
 
 def is_causal(pattern: Pattern) -> bool:
     """Whether Causal() is in it. Raises NotSupported for what sorted blocks cannot honour."""
-    if refusal(pattern) is not None:
+    known = causal_and_apart(pattern)
+    if known is None:
         raise NotSupported(
             f"sinkhorn looks at mixtures of blocks, of which no single key can be left out: it "
             f"follows full, causal, same_document and & of them, not {pattern}"
         )
-    return kinds(pattern)[0]
+    return known[0]
 
 
 def check_balance(iterations: int, temperature: float) -> None:
@@ -220,8 +223,9 @@ Network = Literal["pairs", "table"]
 _NETWORKS = ("pairs", "table")
 
 
+@register("sinkhorn")
 @final
-class Sinkhorn(nn.Module):
+class Sinkhorn(Mechanism):
     """softmax(q [K_i; K̂_i]ᵀ/√E) [V_i; V̂_i], for queries of block i, K̂_i = Σ_j P_ij K_j.
 
     Block i is that of the positions from i · block on; P (N, N) is doubly stochastic: the scores
@@ -249,6 +253,8 @@ class Sinkhorn(nn.Module):
     network, blocks beside "pairs"; NotSupported for other patterns. Tay et al. 2020.
     """
 
+    pattern: Pattern
+
     def __init__(
         self,
         block: int,
@@ -257,8 +263,8 @@ class Sinkhorn(nn.Module):
         head_dim: int,
         network: Network = "pairs",
         blocks: int | None = None,
-        iterations: int = 8,
-        temperature: float = 0.75,
+        iterations: int = _ITERATIONS,
+        temperature: float = _TEMPERATURE,
         noise: float = 0.0,
         pattern: PatternLike = Full(),
         dropout: float = 0.0,
@@ -277,7 +283,7 @@ class Sinkhorn(nn.Module):
         self.network = _network(network, num_kv_heads, head_dim, blocks)
 
     @property
-    def causality(self) -> str:
+    def causality(self) -> Causality:
         """ "functional": no past output depends on the future; or "none"."""
         return "functional" if self._causal else "none"
 
@@ -291,13 +297,9 @@ class Sinkhorn(nn.Module):
             "whole text at once, or use Causal()"
         )
 
-    def check(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_heads(self, heads: Heads) -> None:
         """Raise InvalidArgument if it was made for other heads."""
-        if (self.num_kv_heads, self.head_dim) != (num_kv_heads, head_dim):
-            raise InvalidArgument(
-                f"sinkhorn for {self.num_kv_heads} key heads of {self.head_dim}; there are "
-                f"{num_kv_heads} of {head_dim}"
-            )
+        self._check_made(heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     def forward(
         self,
@@ -374,7 +376,7 @@ class Sinkhorn(nn.Module):
             query, key, value, self.pattern, scale=None, q_tokens=q_tokens, k_tokens=k_tokens,
             dropout_p=self.dropout if self.training else 0.0,
         )  # fmt: skip
-        self.check(query.shape[1], key.shape[1], key.shape[3])
+        self.check_heads(Heads.of(query, key))
         return call
 
     def _run(self, call: Call) -> Tensor:
