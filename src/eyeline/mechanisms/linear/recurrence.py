@@ -157,7 +157,7 @@ def _scan(
     ):
         chunk = min(CHUNK, size)
         out, state = checkpoint(
-            _piece, q, k, v, decay, state, chunk, normalize,
+            _piece, q, k, v, decay, state, chunk=chunk, normalize=normalize,
             use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         outs.append(out.to(dtype))
@@ -197,6 +197,7 @@ def _piece(
     value: Tensor,
     log_decay: Tensor | None,
     state: Tensor,
+    *,
     chunk: int,
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
