@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eyeline.functional import column_sums as column_sums
     from eyeline.functional import explain as explain
     from eyeline.functional import linear_attention as linear_attention
+    from eyeline.functional import merge as merge
     from eyeline.functional import sparse_attention_weights as sparse_attention_weights
     from eyeline.generation import generate as generate
     from eyeline.generation import stream as stream
@@ -113,7 +114,7 @@ _CONTENTS = {
     "encodings": ("ComplexOrder", "Learned", "Rotary", "Sinusoidal"),
     "functional": (
         "additive_attention", "attention", "attention_weights", "attention_with_lse", "column_sums",
-        "explain", "linear_attention", "sparse_attention_weights",
+        "explain", "linear_attention", "merge", "sparse_attention_weights",
     ),
     "generation": ("generate", "stream"),
     "layers": (

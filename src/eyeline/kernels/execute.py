@@ -1,11 +1,7 @@
 """What is computed for the parts of a plan, one after the other, forward and backward.
 
-Each part gives an output and a log-sum-exp for its queries; they merge exactly:
-
-    lse = log(exp lse₁ + exp lse₂),   out = exp(lse₁ - lse)·out₁ + exp(lse₂ - lse)·out₂
-
-The backward pass needs no merge: with the merged output and log-sum-exp every part's gradients
-are already right, and add up.
+Each part gives an output and a log-sum-exp for its queries; they merge exactly (``merge``), and
+the backward pass needs no merge.
 
 Tensors here are those of one batch row: query (H, L, E), key (Hk, S, E), value (Hk, S, Ev).
 """
@@ -19,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyeline.kernels import flash, product
-from eyeline.kernels.pieces import Footprint, Piece, add, pick, pieces, shares, take_in
+from eyeline.kernels import flash
+from eyeline.kernels.merge import shares_of_two
+from eyeline.kernels.pieces import Footprint, Piece, add, pick, pieces, take_in
 from eyeline.kernels.scoring import Scoring
 from eyeline.planning import Block, Plan, Reordered
 from eyeline.planning.orders import Order
@@ -121,11 +118,7 @@ def _forward_block(
         mask = None if piece.mask is None else piece.mask.to(q.device)
         blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
         steps = None if scoring is None else scoring.at(piece, blocks[0], scale)
-        if fused:
-            bias = None if steps is None else steps.bias()
-            new_out, new_lse = flash.forward(*blocks, mask, scale, bias)
-        else:
-            new_out, new_lse = product.forward(*blocks, mask, scale, steps)
+        new_out, new_lse = flash.results(*blocks, mask, scale, steps, fused=fused)
         first, end = piece.span()
         if touched.find(1, first, end) >= 0:
             _merge(piece, out, lse, new_out.to(out.dtype), new_lse)
@@ -137,7 +130,7 @@ def _forward_block(
 
 def _merge(piece: Piece, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
     """Take one more result for the piece's queries into out and lse. new_out is used up."""
-    old_share, new_share, total = shares(piece.queries(lse), new_lse)
+    old_share, new_share, total = shares_of_two(piece.queries(lse), new_lse)
     piece.add_queries(out, new_out.mul_(new_share), share=old_share)
     piece.put_queries(lse, total)
 
@@ -153,17 +146,15 @@ def _backward_block(
         mask = None if piece.mask is None else piece.mask.to(q.device)
         blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
         merged = (piece.queries(known.out), piece.queries(known.lse))
-        above = piece.queries(known.grad)
+        grad = piece.queries(known.grad)
+        grad_lse = None if known.grad_lse is None else piece.queries(known.grad_lse)
         steps = None if scoring is None else scoring.at(piece, blocks[0], scale)
-        if fused:
-            bias = None if steps is None else steps.bias()
-            found = flash.backward(above, *blocks, *merged, mask, scale, bias)
-        else:
-            lse = None if known.grad_lse is None else piece.queries(known.grad_lse)
-            found = product.backward(above, lse, *blocks, *merged, mask, scale, steps)
-        piece.add_queries(grads.query, found[0])
-        piece.add_keys(grads.key, found[1])
-        piece.add_keys(grads.value, found[2])
+        dq, dk, dv = flash.gradients(
+            grad, grad_lse, *blocks, *merged, mask, scale, steps, fused=fused
+        )
+        piece.add_queries(grads.query, dq)
+        piece.add_keys(grads.key, dk)
+        piece.add_keys(grads.value, dv)
 
 
 def _footprint(inputs: Inputs, *, fused: bool, backward: bool) -> Footprint:

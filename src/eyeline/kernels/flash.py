@@ -12,7 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from eyeline.kernels.product import barred, sees_somebody
+from eyeline.kernels import product
+from eyeline.kernels.product import Steps, barred, sees_somebody
 
 NAME = "flash"
 
@@ -26,6 +27,47 @@ def serves(query: Tensor, value: Tensor) -> bool:
     available = _FORWARD is not None and _BACKWARD is not None
     fits = query.device.type == "cpu" and query.dtype in _DTYPES
     return available and fits and query.shape[-1] == value.shape[-1] > 0
+
+
+def results(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    steps: Steps | None,
+    *,
+    fused: bool,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, by this operator where ``fused``, else by the plain product.
+
+    fused: needs ``serves`` and steps that only add numbers.
+    """
+    if fused:
+        return forward(q, k, v, mask, scale, None if steps is None else steps.bias())
+    return product.forward(q, k, v, mask, scale, steps)
+
+
+def gradients(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    steps: Steps | None,
+    *,
+    fused: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of q, k, v, as ``results``. fused: needs also that grad_lse is None, and that what
+    the steps add is not trained."""
+    if fused:
+        bias = None if steps is None else steps.bias()
+        return backward(grad, q, k, v, out, lse, mask, scale, bias)
+    return product.backward(grad, grad_lse, q, k, v, out, lse, mask, scale, steps)
 
 
 def forward(

@@ -15,14 +15,12 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.kernels.merge import Results, merge_into
 from eyeline.planning import Block, Gathered, Plan, Slab
 from eyeline.planning.orders import Order
 
 # Tensors in another order of their slots, and back: what reordered parts of a plan need.
 
-
-Results = tuple[Tensor, Tensor]
-"""Output (H, L, Ev) and log-sum-exp (H, L)."""
 
 
 def pick(x: Tensor, order: Order | None, *, empty: float = 0.0) -> Tensor:
@@ -73,30 +71,16 @@ def take_in(order: Order | None, known: Results, new: Results, *, first: bool) -
     (out, lse), (new_out, new_lse) = known, new
     if order is not None and _is_selection(order) and not first:
         rows = order.slots.to(out.device)
-        some = out[:, rows], lse[:, rows]
-        _merge(some, new)
-        out[:, rows], lse[:, rows] = some
+        merged = out[:, rows], lse[:, rows]
+        merge_into(merged, new)
+        out[:, rows], lse[:, rows] = merged
     else:
         placed = place(new_out, order), place(new_lse, order, empty=-torch.inf)
         if first:
             out.copy_(placed[0])
             lse.copy_(placed[1])
         else:
-            _merge(known, placed)
-
-
-def shares(old_lse: Tensor, new_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What two results count in their merged one, (…, 1) each, and its log-sum-exp."""
-    total = torch.logaddexp(old_lse, new_lse)
-    finite = total.masked_fill(total == -torch.inf, 0.0)
-    old, new = ((x - finite).exp_().unsqueeze(-1) for x in (old_lse, new_lse))
-    return old, new, total
-
-
-def _merge(known: Results, new: Results) -> None:
-    old_share, new_share, total = shares(known[1], new[1])
-    known[0].mul_(old_share).addcmul_(new[0], new_share)
-    known[1].copy_(total)
+            merge_into(known, placed)
 
 
 def _is_selection(order: Order) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
+from eyeline.kernels.merge import shares_by_slot
 from eyeline.tokens import NOBODY
 
 
@@ -120,14 +121,7 @@ class Bags(NamedTuple):
 
     def shares(self, lse: Tensor) -> tuple[Tensor, Tensor]:
         """lse (…,) of the places to that of each slot, -inf for none, and each place's share."""
-        flat = lse.flatten()
-        top = flat.new_full((len(self.starts) + 1,), -torch.inf)
-        top = top.scatter_reduce(0, self.slots, flat, "amax")
-        top = top.masked_fill(top == -torch.inf, 0.0)
-        weight = (flat - top[self.slots]).exp_()
-        total = torch.zeros_like(top).index_add_(0, self.slots, weight)
-        share = weight.div_(total.masked_fill(total == 0.0, 1.0)[self.slots])
-        return total.log_().add_(top)[:-1], share
+        return shares_by_slot(lse.flatten(), self.slots, len(self.starts))
 
 
 def bags(slots: Tensor, length: int) -> Bags:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.kernels import flash, product, selected
+from eyeline.kernels import flash, selected
 from eyeline.kernels.autograd import only_once
 from eyeline.kernels.product import Pairing
 from eyeline.kernels.route_pieces import Piece, Routed
@@ -160,34 +160,38 @@ def _row_bytes(pairing: Pairing) -> int:
 
 
 def _forward(piece: Piece, blocks: Blocks, pairing: Pairing) -> tuple[Tensor, Tensor]:
-    work, mask = piece.of.work, piece.mask()
-    if flash.serves(blocks[0], blocks[2]) and not pairing:
-        return flash.forward(*blocks, mask, work.scale)
-    shape = blocks[0].shape[:2]
-    one = [x.flatten(0, 1).unsqueeze(1) for x in blocks]
-    steps = piece.steps(blocks[0], pairing)
-    found = product.forward(one[0], one[1], one[2], _one(mask), work.scale, steps)
-    out, lse = (x.squeeze(1).unflatten(0, shape) for x in found)
-    return out, lse
+    fused, shape = flash.serves(blocks[0], blocks[2]) and not pairing, blocks[0].shape[:2]
+    q, k, v = (x if fused else _alone(x) for x in blocks)
+    mask, steps = _mask(piece, fused), piece.steps(blocks[0], pairing)
+    out, lse = flash.results(q, k, v, mask, piece.of.work.scale, steps, fused=fused)
+    if fused:
+        return out, lse
+    return out.squeeze(1).unflatten(0, shape), lse.squeeze(1).unflatten(0, shape)
 
 
 def _backward(piece: Piece, blocks: Blocks, known: list[Tensor | None], pairing: Pairing) -> Blocks:
     """known: output, lse, and the gradients given for them, at the piece's queries."""
-    work, mask = piece.of.work, piece.mask()
     out, lse, grad, grad_lse = known
     assert out is not None and lse is not None and grad is not None
-    lse = lse.masked_fill(~piece.is_somebody, torch.inf)
-    if flash.serves(blocks[0], blocks[2]) and not pairing and grad_lse is None:
-        return flash.backward(grad, *blocks, out, lse, mask, work.scale)
-    shape, steps = lse.shape[:2], piece.steps(blocks[0], pairing)
-    q, k, v, out, lse, grad = (x.flatten(0, 1).unsqueeze(1) for x in (*blocks, out, lse, grad))
-    if grad_lse is not None:
-        grad_lse = grad_lse.flatten(0, 1).unsqueeze(1)
-    found = product.backward(grad, grad_lse, q, k, v, out, lse, _one(mask), work.scale, steps)
-    dq, dk, dv = (x.squeeze(1).unflatten(0, shape) for x in found)
+    lse, shape = lse.masked_fill(~piece.is_somebody, torch.inf), lse.shape[:2]
+    fused = flash.serves(blocks[0], blocks[2]) and not pairing and grad_lse is None
+    given = (grad, *blocks, out, lse)
+    grad, q, k, v, out, lse = (x if fused else _alone(x) for x in given)
+    mask, steps = _mask(piece, fused), piece.steps(blocks[0], pairing)
+    grads = flash.gradients(
+        grad, None if grad_lse is None else _alone(grad_lse), q, k, v, out, lse,
+        mask, piece.of.work.scale, steps, fused=fused,
+    )  # fmt: skip
+    dq, dk, dv = (x if fused else x.squeeze(1).unflatten(0, shape) for x in grads)
     return dq, dk, dv
 
 
-def _one(mask: Tensor | None) -> Tensor | None:
-    """Masks of blocks that are alone in their head."""
-    return None if mask is None else mask.flatten(0, 1).unsqueeze(1)
+def _mask(piece: Piece, fused: bool) -> Tensor | None:
+    mask = piece.mask()
+    return mask if mask is None or fused else _alone(mask)
+
+
+def _alone(x: Tensor) -> Tensor:
+    """Blocks (A, N, …) as heads of their own, (A · N, 1, …): the plain product's masks and steps
+    differ by block."""
+    return x.flatten(0, 1).unsqueeze(1)

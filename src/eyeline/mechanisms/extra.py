@@ -15,6 +15,7 @@ from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention_with_lse
 from eyeline.mechanisms.base import Heads, Mechanism, register
+from eyeline.kernels.merge import merge
 from eyeline.mechanisms.exact import Exact
 from eyeline.patterns import Full, Pattern, Window
 from eyeline.patterns.remember import remember
@@ -39,21 +40,21 @@ def looked(
 
     heads: query (B, H, L, E), key (B, Hk, S, E) and value (B, Hk, S, Ev) of the sequence; more:
     keys (B or 1, Hk, m, E) and values (B or 1, Hk, m, Ev) that do not belong to it, to which no
-    score modifier applies. With two log-sum-exps a and b the share of the second is
-    1 / (1 + exp(a - b)).
+    score modifier applies.
     """
     query, key, value = heads
     p = exact.dropout if exact.training else 0.0
-    out, lse = attention_with_lse(
+    own = attention_with_lse(
         query, key, value, pattern, score_mod=score_mods, dropout_p=p,
         scale=exact.scale, q_tokens=tokens[0], k_tokens=tokens[1],
     )  # fmt: skip
     with torch.autocast(query.device.type, enabled=False):
-        score = more_scores(query.to(out.dtype), more[0], exact.scale)
+        dtype = own[0].dtype
+        score = more_scores(query.to(dtype), more[0], exact.scale)
         weight = functional.dropout(score.softmax(-1), p, training=p > 0)
-        share = (score.logsumexp(-1) - lse).sigmoid().unsqueeze(-1)
         extra = _grouped(weight, more[1].to(weight.dtype))
-        return torch.lerp(out.to(extra.dtype), extra, share).to(out.dtype)
+        own = own[0].to(extra.dtype), own[1]
+        return merge(own, (extra, score.logsumexp(-1)))[0].to(dtype)
 
 
 def without_nobody(out: Tensor, tokens: Tokens) -> Tensor:
@@ -78,9 +79,9 @@ def all_weights(
         scale=exact.scale, q_tokens=q_tokens, k_tokens=k_tokens,
     )  # fmt: skip
     score = more_scores(query, more, exact.scale)
-    share = (score.logsumexp(-1) - lse).sigmoid().unsqueeze(-1)
-    both = torch.cat((own.to(score.dtype) * (1 - share), score.softmax(-1) * share), -1)
-    return both.to(query.dtype)
+    beside = nn.functional.pad(own.to(score.dtype), (0, more.shape[2]))
+    extra = nn.functional.pad(score.softmax(-1), (own.shape[3], 0))
+    return merge((beside, lse), (extra, score.logsumexp(-1)))[0].to(query.dtype)
 
 
 def beyond(work: Work, pairs: int, module: nn.Module) -> Work:

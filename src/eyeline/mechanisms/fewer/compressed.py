@@ -14,6 +14,7 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_with_lse
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
+from eyeline.kernels.merge import merge
 from eyeline.mechanisms.fewer.places import (
     Groups,
     Places,
@@ -251,16 +252,15 @@ class Compressed(Mechanism):
                 call.query, k, v, self.pattern,
                 dropout_p=p, q_tokens=q_tokens, k_tokens=k_tokens,
             )  # fmt: skip
-        return _merged(
-            attention_with_lse(
-                call.query, call.key, call.value, self._own,
-                dropout_p=p, q_tokens=queries, k_tokens=keys,
-            ),
-            attention_with_lse(
-                call.query, k, v, self._others,
-                dropout_p=p, q_tokens=queries, k_tokens=groups.tokens,
-            ),
+        own = attention_with_lse(
+            call.query, call.key, call.value, self._own,
+            dropout_p=p, q_tokens=queries, k_tokens=keys,
         )  # fmt: skip
+        others = attention_with_lse(
+            call.query, k, v, self._others,
+            dropout_p=p, q_tokens=queries, k_tokens=groups.tokens,
+        )  # fmt: skip
+        return merge(own, others)[0]
 
     def work(self, asked: Asked) -> Work:
         """Each query looks at groups, and with local at its own group; before it keys become
@@ -360,12 +360,3 @@ def _said(pattern: Pattern, q: Tokens, k: Tokens) -> tuple[Tokens | None, Tokens
     if pattern.compares_positions or torch.compiler.is_compiling():
         return q, k
     return (None, None) if everybody(q) and everybody(k) else (q, k)
-
-
-def _merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """One softmax of two over different keys: the other's share is σ(lse of other - lse of one)."""
-    (a, log_a), (b, log_b) = one, other
-    with torch.autocast(a.device.type, enabled=False):
-        neither = log_a.isneginf() & log_b.isneginf()  # both outputs are 0
-        share = (log_b - log_a).masked_fill(neither, 0.0).sigmoid().unsqueeze(-1)
-        return torch.lerp(a.to(share.dtype), b.to(share.dtype), share).to(a.dtype)

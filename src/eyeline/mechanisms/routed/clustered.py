@@ -13,6 +13,7 @@ from eyeline.errors import NotSupported
 from eyeline.exact.attention import attention, attention_with_lse
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.kernels.autograd import eager
+from eyeline.kernels.merge import share
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.mechanisms.routed.attend import (
@@ -250,8 +251,7 @@ def _looked(call: Call, given: Clusters, rule: Pattern) -> Tensor:
             centres, key, value, of_centres(given.best), rule,
             scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens,
         )  # fmt: skip
-        # Who has no keys has no mass: exp(-inf - 0) = 0.
-        mass = (lse_few - lse.masked_fill(lse == -torch.inf, 0.0)).exp().unsqueeze(-1)
+        mass = share(lse_few, lse).unsqueeze(-1)
         rest = whole.to(mass.dtype) - mass * few.to(mass.dtype)
         both = torch.cat((rest, mass), -1)
         own = _of_members(both, given.chosen)
