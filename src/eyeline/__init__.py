@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from eyeline.planning import block_mask as block_mask
     from eyeline.planning import cost as cost
     from eyeline.planning import dense_mask as dense_mask
+    from eyeline.planning import looks_ahead as looks_ahead
     from eyeline.planning import max_path_length as max_path_length
     from eyeline.planning import pairs as pairs
     from eyeline.planning import picture as picture
@@ -138,7 +139,8 @@ _CONTENTS = {
         "sparse_transformer", "streaming",
     ),
     "planning": (
-        "Cost", "block_mask", "cost", "dense_mask", "max_path_length", "pairs", "picture", "plan",
+        "Cost", "block_mask", "cost", "dense_mask", "looks_ahead", "max_path_length",
+        "pairs", "picture", "plan",
     ),
     "scores": (
         "ALiBi", "OffsetBias", "OffsetFactor", "ScoreMod", "Shaw", "Softcap", "T5Bias",

@@ -12,8 +12,8 @@ import torch
 from eyeline.errors import EyelineError, InvalidArgument
 from eyeline.exact.call import make_request
 from eyeline.exact.dispatch import reasons
-from eyeline.patterns import EMPTY, Causal, Pattern
-from eyeline.planning import Plan, pairs, plan
+from eyeline.patterns import Pattern
+from eyeline.planning import Plan, looks_ahead, pairs, plan
 from eyeline.planning.cost import Cost, cost
 from eyeline.planning.parts import Gathered, Part, Reordered
 from eyeline.planning.path_length import max_path_length
@@ -154,22 +154,11 @@ def _path(asked: Asked) -> int | str:
 
 
 def _kept(asked: Asked) -> Kept:
-    if _looks_ahead(asked.shown, asked.keys):
+    if looks_ahead(asked.pattern, asked.keys, heads=asked.heads):
         return Kept(None, None, "tokens look at later ones, so none can be written after another")
     keys = asked.pattern.needed(default_tokens(asked.keys, asked.keys)[1], asked.keys - 1)
     count = int(keys.sum())
     return Kept(count, count * asked.heads * 2 * asked.dim * asked.dtype.itemsize, None)
-
-
-def _looks_ahead(pattern: Pattern, length: int) -> bool:
-    """Whether a token may look at a later one: pictures of what lies ahead tell it quickly."""
-    # Most patterns that look ahead do so from the first tokens on.
-    for size in (min(length, 256), length):
-        tokens = default_tokens(size, size)[0]
-        ahead = picture(pattern & ~Causal(), q_tokens=tokens, k_tokens=tokens)
-        if bool((ahead.kinds != EMPTY).any()):
-            return True
-    return False
 
 
 def _kernels(asked: Asked) -> dict[str, str]:

@@ -22,7 +22,8 @@ from eyeline.measuring.peaks import Peak
 from eyeline.measuring.timing import Progress, Stages, silent
 from eyeline.models import LanguageModel
 from eyeline.patterns import Causal, Pattern
-from eyeline.planning import pairs
+from eyeline.planning import looks_ahead, pairs
+from eyeline.planning.peeling import rules
 
 # One set of weights under several patterns.
 
@@ -196,7 +197,7 @@ def compare(
         )
     chosen = {"causal": Causal(), **patterns}
     for label, each in chosen.items():
-        refuse_looking_ahead(label, each, len(ids))
+        refuse_looking_ahead(label, each, len(ids), heads=model.config.heads)
     courses = [_Course(label, under(model, each)) for label, each in chosen.items()]
     exam = None
     if tokenizer is not None:
@@ -223,13 +224,20 @@ def room(model: LanguageModel) -> int | None:
     return None if model.longest is None else max(model.longest - _WRITTEN - 1, 0)
 
 
-def refuse_looking_ahead(label: str, pattern: Pattern | Sequence[Pattern], length: int) -> None:
-    """Raises InvalidArgument for a pattern under which a token may look at a later one."""
-    for each in {pattern} if isinstance(pattern, Pattern) else set(pattern):
-        if pairs(each & ~Causal(), length):
+def refuse_looking_ahead(
+    label: str, pattern: Pattern | Sequence[Pattern], length: int, *, heads: int | None = None
+) -> None:
+    """Raises InvalidArgument for a pattern under which a token may look at a later one.
+
+    heads: None where they are not known yet; a pattern that differs per head is then passed over.
+    """
+    for layer in {pattern} if isinstance(pattern, Pattern) else set(pattern):
+        if heads is None and "head" in layer.varies_by:
+            continue
+        if looks_ahead(layer, length, heads=heads):
             raise InvalidArgument(
                 f"under {label} tokens look at later ones, so the text would be read off, not "
-                f"guessed; try causal & ({each})"
+                f"guessed; try causal & ({layer})"
             )
 
 
@@ -266,6 +274,11 @@ def _row(course: _Course, baseline: _Course, length: int) -> Row:
 
 
 def pairs_per_layer(model: LanguageModel, length: int) -> float:
-    """How many pairs one head looks at in a text of this length, the mean over the layers."""
-    counts = [pairs(pattern, length) for pattern in model.patterns]
+    """How many pairs one head looks at in a text of this length: the mean over heads and layers."""
+    heads = model.config.heads
+    counts = [
+        sum(count * pairs(rule, length) for rule, count in rules(pattern.of_length(length), heads))
+        / heads
+        for pattern in model.patterns
+    ]
     return sum(counts[group] for group in model.groups) / len(model.groups)

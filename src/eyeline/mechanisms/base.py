@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from eyeline.caches import Cache, LayerCache, Layout, cache_in
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import check_pattern_heads
-from eyeline.patterns import And, Causal, Full, Pattern, SameDocument
+from eyeline.patterns import Full, Pattern
 from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.cost import Asked, Countable, Work
 from eyeline.registry import add_word
@@ -397,19 +397,3 @@ def auxiliary_loss(module: nn.Module) -> Tensor | None:
 def moving_buffers(module: nn.Module) -> list[Tensor]:
     """Buffers that forward passes change in training: those mechanisms name in ``moving``."""
     return [part.get_buffer(name) for part in mechanisms_in(module) for name in part.moving]
-
-
-def causal_and_apart(pattern: Pattern) -> tuple[bool, bool] | None:
-    """Whether Causal() and SameDocument() are in an & of them and Full(); None for other patterns.
-
-    These are the patterns that sums over all keys before a query can honour.
-    """
-    if isinstance(pattern, And):
-        parts = [causal_and_apart(part) for part in pattern.parts]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        return any(causal for causal, _ in known), any(apart for _, apart in known)
-    if pattern not in (Full(), Causal(), SameDocument()):
-        return None
-    return pattern == Causal(), pattern == SameDocument()

@@ -5,6 +5,8 @@ from eyeline.planning.cost import Countable as Countable
 from eyeline.planning.cost import cost as cost
 from eyeline.planning.dense import dense_mask as dense_mask
 from eyeline.planning.flex_blocks import block_mask as block_mask
+from eyeline.planning.pairs import looks_ahead as looks_ahead
+from eyeline.planning.pairs import pair_ahead as pair_ahead
 from eyeline.planning.pairs import pairs as pairs
 from eyeline.planning.parts import Block as Block
 from eyeline.planning.parts import Gathered as Gathered

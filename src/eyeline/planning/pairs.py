@@ -1,23 +1,27 @@
-"""How many pairs a pattern allows: an exact number, without visiting n² of them."""
+"""How many pairs a pattern allows, and whether any of them lies ahead: exactly, without n² work."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from eyeline.patterns import Pattern
-from eyeline.planning.dense import on_host, settled
+from eyeline.errors import InvalidArgument
+from eyeline.patterns import Causal, Pattern
+from eyeline.patterns.ahead import never_looks_ahead
+from eyeline.planning.dense import dense_mask, described, on_host, settled
 from eyeline.planning.orders import arrange
 from eyeline.planning.palette import evaluate, palette
-from eyeline.planning.peeling import Rule, pattern_of, peel
+from eyeline.planning.peeling import Rule, pattern_of, peel, rules
 from eyeline.planning.planner import TILE, one_sequence
 from eyeline.planning.refine import Tiling, finer, refine
-from eyeline.tokens import Tokens
+from eyeline.tokens import Tokens, default_tokens
 
 # Tiles without a shared mask are evaluated this many entries at a time.
 _BATCH = 1 << 22
 # They are first split to this edge, tiles with so many entries in all at a time.
 _SMALL = 8
 _SPLIT = 1 << 26
+# Most patterns that look ahead do so among the first tokens.
+_FIRST = 256
 
 
 def pairs(
@@ -35,6 +39,81 @@ def pairs(
     """
     q_tokens, k_tokens = one_sequence(pattern, length, key_length, q_tokens, k_tokens)
     return _counted(settled(pattern, q_tokens, k_tokens), q_tokens, k_tokens)
+
+
+def looks_ahead(
+    pattern: Pattern,
+    length: int | None = None,
+    *,
+    tokens: Tokens | None = None,
+    heads: int | None = None,
+) -> bool:
+    """Whether a token of a sequence may attend to one at a later position: ∃ allowed (i, j), j > i.
+
+    length: tokens at 0 … length - 1; or tokens, in one row or several, that attend to each other.
+    heads: for a pattern that differs per head; True if it looks ahead in any of them.
+    Exact. Time is that of ``pairs``, and less where a pattern's structure or the first tokens
+    tell. Raises InvalidArgument for a pattern that differs per batch row, or per head without
+    heads, and what ``pairs`` refuses.
+    """
+    sequences = _sequences(pattern, length, tokens)
+    return any(
+        _looks_ahead(settled(rule, row, row), row)
+        for rule in _every_head(pattern, heads)
+        for row in sequences
+    )
+
+
+def pair_ahead(
+    pattern: Pattern, length: int, *, heads: int | None = None
+) -> tuple[int, int] | None:
+    """Two positions i < j where i may attend to j; j is the least there is. None without any.
+
+    Arguments and errors as for ``looks_ahead``, which it asks about log₂(length) lengths.
+    """
+    (tokens,) = _sequences(pattern, length, None)
+    all_rules = [settled(rule, tokens, tokens) for rule in _every_head(pattern, heads)]
+    ahead = [rule for rule in all_rules if _looks_ahead(rule, tokens)]
+    if not ahead:
+        return None
+    low, high = 1, length  # none among the first ``low`` tokens, one among the first ``high``
+    while high - low > 1:
+        middle = (low + high) // 2
+        prefix = default_tokens(middle, middle)[0]
+        found = any(_looks_ahead(rule, prefix) for rule in ahead)
+        low, high = (low, middle) if found else (middle, high)
+    before, last = Tokens.arange(0, high - 1), Tokens.arange(high - 1, high)
+    masks = [dense_mask(rule, q_tokens=before, k_tokens=last)[:, 0] for rule in ahead]
+    return min(int(mask.nonzero()[0, 0]) for mask in masks if bool(mask.any())), high - 1
+
+
+def _sequences(pattern: Pattern, length: int | None, tokens: Tokens | None) -> list[Tokens]:
+    if (length is None) == (tokens is None):
+        raise InvalidArgument("give a length, or tokens")
+    if tokens is None:
+        return [described(pattern, length, None, None, None)[0]]
+    return [tokens] if tokens.batch is None else [tokens.row(b) for b in range(tokens.batch)]
+
+
+def _every_head(pattern: Pattern, heads: int | None) -> list[Pattern]:
+    if heads is None and "head" in pattern.varies_by:
+        raise InvalidArgument(f"{pattern} differs per head: say for how many heads")
+    return [rule for rule, _ in rules(pattern, heads if heads is not None else 1)]
+
+
+def _looks_ahead(rule: Pattern, tokens: Tokens) -> bool:
+    """Of a rule that holds in every head and at one length, for one sequence."""
+    if never_looks_ahead(rule):
+        return False
+    ahead = rule & ~Causal()
+    if tokens.length > _FIRST and _counted(ahead, *[_first(tokens, _FIRST)] * 2):
+        return True
+    return _counted(ahead, tokens, tokens) > 0
+
+
+def _first(tokens: Tokens, count: int) -> Tokens:
+    documents = None if tokens.documents is None else tokens.documents[:count]
+    return Tokens(tokens.positions[:count], documents)
 
 
 @on_host

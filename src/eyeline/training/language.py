@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
 from eyeline.models.base import LanguageModel
-from eyeline.planning import dense_mask
+from eyeline.planning import pair_ahead
 from eyeline.tokenizer import ByteTokenizer
 from eyeline.training.processes import Processes
 from eyeline.training.task import Batch, Task
@@ -27,9 +27,10 @@ _MOST = 64
 def check_causal(model: LanguageModel, length: int) -> None:
     """Raise InvalidArgument, naming a pair, if a token sees one that comes after it.
 
-    Patterns are looked at up to ``length``, 64 at most. Whatever a mechanism makes of them is
-    tried: a change of the last id must not change what is predicted before. Routing that saw the
-    whole text ("edge") is refused: a loss helped by the future says nothing of what is written.
+    Patterns are asked at this length (``looks_ahead``). Whatever a mechanism makes of them is
+    tried on 64 tokens at most: a change of the last id must not change what is predicted before.
+    Routing that saw the whole text ("edge") is refused: a loss helped by the future says nothing
+    of what is written.
     """
     for layer, mechanism in enumerate(model.mechanisms):
         if mechanism.causality == "edge":
@@ -38,17 +39,14 @@ def check_causal(model: LanguageModel, length: int) -> None:
                 "model is to know nothing of the future: topk, threshold, sinkhorn, linear "
                 "and exact patterns do not"
             )
-    size = min(length, _MOST)
-    heads = model.config.heads
     for pattern in model.patterns:
-        future = dense_mask(pattern, size, batch=1, heads=heads).any(1)[0].triu(1)
-        if future.any():
-            query, key = (int(x) for x in future.nonzero()[0])
+        ahead = pair_ahead(pattern, length, heads=model.config.heads)
+        if ahead is not None:
             raise InvalidArgument(
-                f"pattern {pattern}: token {query} would see token {key}, which comes after it and "
-                f"is to be predicted; causal & ({pattern}) sees only what came before"
+                f"pattern {pattern}: token {ahead[0]} would see token {ahead[1]}, which comes "
+                f"after it and is to be predicted; causal & ({pattern}) sees only what came before"
             )
-    _try(model, size)
+    _try(model, min(length, _MOST))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.request import mask_of
-from eyeline.mechanisms.base import Causality, Heads, Mechanism, causal_and_apart, register
+from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.linear.chunks import Marks, dense_weights
 from eyeline.mechanisms.linear.features import Elu, Favor, FeatureMap, Relu
 from eyeline.mechanisms.linear.fold import folded
@@ -23,6 +23,7 @@ from eyeline.mechanisms.linear.in_order import in_order, somebody
 from eyeline.mechanisms.linear.scan import CHUNK, Scan, causal_scan, scanned, stepped
 from eyeline.mechanisms.linear.sums import Sums, no_sums
 from eyeline.patterns import Causal, Full, Pattern, SameDocument
+from eyeline.patterns.ahead import causal_and_apart
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens, default_tokens
 

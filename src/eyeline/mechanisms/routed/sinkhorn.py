@@ -13,11 +13,12 @@ from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
 from eyeline.kernels.autograd import eager, only_once
-from eyeline.mechanisms.base import Causality, Heads, Mechanism, causal_and_apart, register
+from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.routed.attend import Coverage, in_words
 from eyeline.mechanisms.routed.sort_network import SortPairs, SortTable, descriptors
 from eyeline.mechanisms.routed.sorting import Sorting, balanced, counts, reached, sorting
 from eyeline.patterns import And, Chunks, Full, Pattern
+from eyeline.patterns.ahead import causal_and_apart
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
 
