@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cli.small_model import write_model
-from eyeline.cli.run import run
+from eyeline.cli import run
 
 
 class Outcome(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from eyeline.cli.run import run
+from eyeline.cli import run
 
 VERBS = ("generate", "embed", "compare", "bench", "plan", "models")
 
@@ -34,7 +34,7 @@ def test_the_version(eyeline: Command) -> None:
 @pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     program = (
-        "import sys\nfrom eyeline.cli.run import run\n"
+        "import sys\nfrom eyeline.cli import run\n"
         f"status = run({words!r})\nprint(*sys.modules, file=sys.stderr)\nsys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -93,11 +93,24 @@ def test_mistakes_are_told_in_one_line(
 def test_without_the_extra_it_says_what_to_install(
     missing: str, eyeline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eyeline.cli.run.find_spec", lambda name: None if name == missing else 1)
+    monkeypatch.setattr("eyeline.cli.find_spec", lambda name: None if name == missing else 1)
     found = eyeline("--help")
     assert (found.status, found.out) == (2, "")
     needs = f"eyeline: the command needs {missing}"
     assert found.err == f"{needs}; install it with: pip install 'eyeline[app]'\n"
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_it_says_so_where_the_package_really_is_missing(missing: str) -> None:
+    program = (
+        "import sys, importlib.util as util\n"
+        f"sys.modules[{missing!r}] = None\n"
+        "found = util.find_spec\n"
+        f"util.find_spec = lambda name, *a: None if name == {missing!r} else found(name, *a)\n"
+        "from eyeline.cli import main\nsys.argv[1:] = ['--help']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(f"eyeline: the command needs {missing}")
 
 
 def test_without_matplotlib_a_plot_is_refused_before_the_work(

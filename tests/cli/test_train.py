@@ -9,14 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.conftest import Command
+from eyeline.cli.options import ModelDtype
+from eyeline.cli.train import Options, new_run
 from eyeline.errors import InvalidArgument
 from eyeline.training.loop import read_metrics
+from eyeline.training.run import Course, Run, Shape, Source
 from eyeline.training.states import last_step, read_run
 from training.tiny import write_table, write_text
 
@@ -170,8 +174,48 @@ def test_ctrl_c_stores_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_columns_are_two() -> None:
-    from eyeline.cli.train_run import new_run
-
-    assert new_run("classify", {"files": ["x"], "columns": "a, b"}).source.columns == ("a", "b")
+    asked = Options(Path("x"), files=["x"], columns="a, b")
+    assert new_run("classify", asked).source.columns == ("a", "b")
     with pytest.raises(InvalidArgument, match="two numbers or names"):
-        new_run("classify", {"files": ["x"], "columns": "a,b,c"})
+        new_run("classify", replace(asked, columns="a,b,c"))
+
+
+def test_every_option_reaches_the_run() -> None:
+    """Each field of the options is a field of the run, or is named here."""
+    elsewhere = {"out", "files", "model", "size", "every", "resume", "force", "as_json"}
+    of_run = {field.name for part in (Shape, Source, Course) for field in fields(part)}
+    names = {field.name for field in fields(Options)}
+    assert names - of_run == elsewhere - {"files"} and elsewhere <= names
+    assert of_run - names == {"family"}  # --model
+    asked = Options(
+        Path("x"), files=["a", "b"], model="gpt2", size="tiny", layers=3, width=32, heads=4,
+        length=99, pattern="0: causal; 1-2: full", mechanism="linear", dropout=0.2,
+        columns="3,4", tokenizer="t.json", held_out="h", validation=0.3, steps=7,
+        batch_tokens=11, rate=0.5, warmup=2, weight_decay=0.6, clip=0.7,
+        precision=ModelDtype.bfloat16, seed=13,
+    )  # fmt: skip
+    assert new_run("lm", asked) == Run(
+        "lm",
+        Shape("gpt2", 3, 32, 4, 99, ("causal", "full", "full"), "linear", 0.2),
+        Source(("a", "b"), "h", 0.3, ("3", "4"), "t.json"),
+        Course(7, 11, 0.5, 2, 0.6, 0.7, "bfloat16", 13),
+    )
+    plain = new_run("lm", Options(Path("x"), files=["a"], seed=0, warmup=0, dropout=0.0))
+    assert (plain.course.warmup, plain.course.steps, plain.shape.width) == (0, 2000, 256)
+
+
+@pytest.mark.parametrize(
+    ("verb", "without"),
+    [
+        ("lm", {"columns"}), ("mlm", {"columns", "model"}), ("classify", {"model"}),
+        ("seq2seq", {"model"}),
+    ],
+)  # fmt: skip
+def test_the_parameters_are_the_options(eyeline: Command, verb: str, without: set[str]) -> None:
+    shown = eyeline("train", verb, "--help").out
+    for field in fields(Options):
+        name = {"files": "FILE", "as_json": "--json"}.get(
+            field.name, f"--{field.name.replace('_', '-')}"
+        )
+        listed = any(line.split()[:1] == [name] for line in shown.splitlines())
+        assert listed == (field.name not in without), name

@@ -12,8 +12,8 @@ from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype, Plot, check_plot
 from eyeline.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from eyeline.cli.loaded import Ready
     from eyeline.cli.options import PatternText
+    from eyeline.cli.output import Ready
     from eyeline.loading.native_folder import AnyTokenizer
     from eyeline.measuring import Comparison, Row
     from eyeline.patterns import Pattern
@@ -91,8 +91,7 @@ def _measure(
     rounds: int,
     dtype: ModelDtype,
 ) -> tuple[Comparison, Ready]:
-    from eyeline.cli.loaded import load_model
-    from eyeline.cli.output import Bar
+    from eyeline.cli.output import Bar, load_model
     from eyeline.measuring import compare as measure
     from eyeline.measuring.comparison import refuse_looking_ahead, room
 

@@ -13,7 +13,7 @@ from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype
 from eyeline.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from eyeline.cli.loaded import Ready
+    from eyeline.cli.output import Ready
     from eyeline.generation import Stream
     from eyeline.models import LanguageModel
     from eyeline.sampling import Sampler
@@ -51,8 +51,8 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Write a text on, token by token."""
-    from eyeline.cli.loaded import load_model
     from eyeline.cli.options import read_pattern
+    from eyeline.cli.output import load_model
 
     name, prompt = _model_and_prompt(words)
     chosen = read_pattern(pattern) if pattern is not None else None

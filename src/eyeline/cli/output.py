@@ -1,4 +1,4 @@
-"""Numbers as people read them, and the two ways out: a table or JSON."""
+"""What several verbs show: a bar while they work, numbers as people read them, tables, JSON."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import json
 import platform
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from eyeline.cli.options import ModelDtype, torch_dtype
+from eyeline.errors import CheckpointError
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.table import Table
+
+    from eyeline.loading.native_folder import AnyTokenizer
+    from eyeline.models import LanguageModel
 
 # A progress bar on stderr, where that is a terminal.
 
@@ -68,8 +76,6 @@ def print_json(answer: dict[str, Any]) -> None:
 
 def console() -> Console:
     """Where tables go. Where no terminal says how wide it is, 100 columns."""
-    from rich.console import Console
-
     plain = Console(highlight=False)
     return plain if plain.is_terminal else Console(highlight=False, width=100)
 
@@ -137,3 +143,45 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
     }
+
+
+# A language model for a verb, loaded with a bar.
+
+
+class Ready(NamedTuple):
+    """A model with its tokenizer."""
+
+    name: str
+    model: LanguageModel
+    tokenizer: AnyTokenizer
+    source: Path
+
+    @property
+    def dtype(self) -> str:
+        """In words."""
+        return str(self.model.embedding.weight.dtype).removeprefix("torch.")
+
+
+def load_model(
+    name: str | None,
+    *,
+    dtype: ModelDtype,
+    encodings: Literal["absolute", "recounted"] | None = None,
+) -> Ready:
+    """The named language model, or the default one; encodings: its own if not given."""
+    from eyeline.checkpoints.known import DEFAULT_MODEL
+    from eyeline.loading import load
+    from eyeline.models import LanguageModel
+
+    name = name if name is not None else DEFAULT_MODEL
+    with Bar(f"loading {name}") as report:
+        loaded = load(
+            name,
+            kind=LanguageModel,
+            encodings=encodings,
+            dtype=torch_dtype(dtype),
+            progress=report,
+        )
+    if loaded.tokenizer is None:
+        raise CheckpointError(f"{loaded.source}: there is no tokenizer in it, and text needs one")
+    return Ready(name, loaded.model, loaded.tokenizer, loaded.source)
