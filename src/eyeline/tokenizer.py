@@ -387,3 +387,9 @@ def _pre_tokenizer(name: str, source: Path) -> Any:
             f"{source}: the pre-tokenizer {shown(name)} is not built yet; {' and '.join(known)} are"
         )
     return known[name]()
+
+
+AnyTokenizer = Tokenizer | ByteTokenizer
+
+BYTES = "bytes"
+"""The word for a ``ByteTokenizer``, in folders of our own and in what training is asked."""

@@ -22,7 +22,6 @@ REMEDY = "`make architecture` writes the tables anew"
 CIRCLES = [
     {"patterns/base.py", "patterns/algebra.py", "patterns/text.py"},
     {"planning/parts.py", "planning/layout.py", "planning/planner.py", "planning/pictures.py"},
-    {"cli/compare.py", "cli/compare_output.py"},
 ]
 OPTIONAL = {
     "gguf", "huggingface_hub", "jinja2", "matplotlib", "rich", "safetensors", "tokenizers",

@@ -110,7 +110,7 @@ def test_bytes_that_are_no_text(eyeline: Command, tmp_path: Path) -> None:
     path = tmp_path / "picture.bin"
     path.write_bytes(b"abc\xff\xfe")
     found = eyeline("compare", "--text", path)
-    assert found.status == 2 and "picture.bin: not UTF-8 text (byte 3)" in found.err
+    assert found.status == 2 and "picture.bin, line 1: not UTF-8 text (byte 3)" in found.err
 
 
 def test_the_default_text_is_pythons_own_and_long_enough() -> None:

@@ -107,7 +107,7 @@ def test_a_score_stands_beside_copying(
         (("a", "--file", "b"), "give one TEXT or several, or --file"),
         (("",), "text 1 of the command line: the text is empty"),
         (("a", " "), "text 2 of the command line: the text is empty"),
-        (("--file", "none.txt"), "none.txt: No such file"),
+        (("--file", "none.txt"), "none.txt: no such file"),
         (("--score", "none.tsv"), "none.tsv: no such file"),
         (("a", "--score", "none.tsv"), "--score has its own texts"),
         (("a", "--best", 5), "--best 5 of --beams 4"),

@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no such file"):
         read_table(str(tmp_path / "nowhere.tsv"), ("1", "2"))
     (tmp_path / "latin.tsv").write_bytes(b"one\ta\nd\xe9j\xe0\tb\n")
-    with pytest.raises(InvalidArgument, match=r"latin\.tsv, line 2: it is no UTF-8 text"):
+    with pytest.raises(InvalidArgument, match=r"latin\.tsv, line 2: not UTF-8 text"):
         read_table(str(tmp_path / "latin.tsv"), ("1", "2"))
     with pytest.raises(InvalidArgument, match=r"bad\.csv, line 1: it is no CSV"):
         read_table(table(tmp_path, '"a"b,c\n', "bad.csv"), ("1", "2"))

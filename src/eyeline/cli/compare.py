@@ -10,13 +10,14 @@ import typer
 
 from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype, Plot, check_plot
 from eyeline.errors import InvalidArgument
+from eyeline.reading import read_file, read_stdin
 
 if TYPE_CHECKING:
     from eyeline.cli.options import PatternText
     from eyeline.cli.output import Ready
-    from eyeline.loading.native_folder import AnyTokenizer
     from eyeline.measuring import Comparison, Row
     from eyeline.patterns import Pattern
+    from eyeline.tokenizer import AnyTokenizer
 
 LENGTH = 2048
 DEFAULT_PATTERNS = ("streaming(512, 4)", "sliding_window(512)", "streaming(128, 4)")
@@ -29,7 +30,9 @@ def compare(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option("--text", metavar="FILE", help="Read this; else Python's own reference."),
+        typer.Option(
+            "--text", metavar="FILE", help="Read this (- is stdin), or Python's own reference."
+        ),
     ] = None,
     length: Annotated[
         int | None,
@@ -122,14 +125,9 @@ def _text(path: Path | None) -> Text:
         python = ".".join(platform.python_version_tuple()[:2])
         pieces = (topics.topics[name] for name in sorted(topics.topics))
         return Text(f"the language reference of Python {python}", "\n".join(pieces))
-    try:
-        return Text(path.name, path.read_text("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"--text {path}: not UTF-8 text (byte {error.start:,}); give a plain text file"
-        ) from None
-    except OSError as error:
-        raise InvalidArgument(f"--text {path}: {error.strerror}") from None
+    if str(path) == "-":
+        return Text("stdin", read_stdin())
+    return Text(path.name, read_file(path, f"--text {path}"))
 
 
 def _ids(tokenizer: AnyTokenizer, source: Text, length: int) -> list[int]:

@@ -11,6 +11,7 @@ import typer
 
 from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype
 from eyeline.errors import InvalidArgument
+from eyeline.reading import plain, read_stdin
 
 if TYPE_CHECKING:
     from eyeline.cli.output import Ready
@@ -92,7 +93,7 @@ def _model_and_prompt(words: list[str]) -> tuple[str | None, str]:
             f"a model and a prompt were expected, or a prompt alone, not {len(words)} words; "
             "put the prompt in quotes"
         )
-    prompt = sys.stdin.read() if words[-1] == "-" else words[-1]
+    prompt = read_stdin() if words[-1] == "-" else plain(words[-1])
     if not prompt:
         raise InvalidArgument("the prompt is empty; give some text for the model to go on from")
     return (words[0] if len(words) == 2 else None), prompt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.reading import lines, plain, read_file, read_stdin
 
 if TYPE_CHECKING:
     import torch
@@ -154,26 +154,12 @@ def read_texts(words: list[str] | None, file: str | None) -> list[str]:
         what = "both were" if words else "nothing was"
         raise InvalidArgument(f"give one TEXT or several, or --file; {what} given")
     if words and "-" not in words:
-        return _checked(words, "text {} of the command line")
+        return _checked([plain(word) for word in words], "text {} of the command line")
     if words and len(words) > 1:
         raise InvalidArgument("- reads the texts from stdin, and stands alone")
     if file is None or file == "-":
-        return _checked(_lines(sys.stdin.read()), "stdin, line {}")
-    return _checked(_lines(_content(file)), f"--file {file}, line {{}}")
-
-
-def _content(file: str) -> str:
-    try:
-        return Path(file).read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"--file {file}: not UTF-8 text (byte {error.start:,})") from None
-    except OSError as error:
-        raise InvalidArgument(f"--file {file}: {error.strerror}") from None
-
-
-def _lines(text: str) -> list[str]:
-    """Only a line's end ends it: other signs that Unicode calls so may stand in a text."""
-    return text.removesuffix("\n").split("\n") if text else []
+        return _checked(lines(read_stdin()), "stdin, line {}")
+    return _checked(lines(read_file(file, f"--file {file}")), f"--file {file}, line {{}}")
 
 
 def _checked(texts: list[str], place: str) -> list[str]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from eyeline.loading.native_folder import AnyTokenizer
     from eyeline.models import LanguageModel
+    from eyeline.tokenizer import AnyTokenizer
 
 # A progress bar on stderr, where that is a terminal.
 

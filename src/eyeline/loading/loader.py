@@ -16,7 +16,6 @@ from eyeline.checkpoints.resolve import resolve
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import pack
 from eyeline.loading.native_folder import (
-    AnyTokenizer,
     check_layers,
     is_own,
     read_model,
@@ -27,7 +26,7 @@ from eyeline.mechanisms import Recipe
 from eyeline.models import FAMILIES, Family, Model
 from eyeline.models.base import Encodings
 from eyeline.patterns import Pattern
-from eyeline.tokenizer import Tokenizer
+from eyeline.tokenizer import AnyTokenizer, Tokenizer
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

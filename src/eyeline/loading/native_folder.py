@@ -21,7 +21,7 @@ from eyeline.mechanisms import Recipe, recipe
 from eyeline.models import FAMILIES
 from eyeline.models.base import Model
 from eyeline.patterns import Pattern, parse
-from eyeline.tokenizer import ByteTokenizer, Tokenizer
+from eyeline.tokenizer import BYTES, AnyTokenizer, ByteTokenizer, Tokenizer
 
 # Configurations as JSON: plain numbers and words, checked by the fields' own types.
 
@@ -209,9 +209,6 @@ def _read(name: str, value: Any, source: str) -> Any:
 
 
 TOKENIZER_FILE = "tokenizer.json"
-BYTES = "bytes"
-
-AnyTokenizer = Tokenizer | ByteTokenizer
 
 
 def is_own(path: Path) -> bool:

@@ -14,13 +14,12 @@ from eyeline.loading.native_folder import (
     FILE,
     TOKENIZER_FILE,
     WEIGHTS,
-    AnyTokenizer,
     describe,
     tokenizer_entry,
 )
 from eyeline.loading.weights import own_names
 from eyeline.models.base import Model
-from eyeline.tokenizer import Tokenizer
+from eyeline.tokenizer import AnyTokenizer, Tokenizer
 
 
 def save(

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
 from eyeline.models.bert import BertClassifier
+from eyeline.tokenizer import AnyTokenizer
 from eyeline.tokens import Tokens
 from eyeline.training.processes import Processes
 from eyeline.training.rows import Row, RowOrder, padded
 from eyeline.training.task import Batch, Task
-from eyeline.training.texts import TextTokenizer
 
 
 class Labelled(NamedTuple):
@@ -60,7 +60,7 @@ class Classification(Task[Labelled]):
         model: BertClassifier,
         rows: Sequence[Row],
         held_out: Sequence[Row],
-        tokenizer: TextTokenizer,
+        tokenizer: AnyTokenizer,
         *,
         classes: Sequence[str],
         length: int,
@@ -118,7 +118,7 @@ class Classification(Task[Labelled]):
         ids = rows.ids.to(self.model.embedding.weight.device)
         return self.model(ids, q_tokens=rows.tokens).float().to(rows.labels.device)  # type: ignore[no-any-return]
 
-    def _read(self, row: Row, tokenizer: TextTokenizer, length: int) -> tuple[list[int], int]:
+    def _read(self, row: Row, tokenizer: AnyTokenizer, length: int) -> tuple[list[int], int]:
         ids = tokenizer.encode(row.first, special=False)[:length]
         if not ids:
             raise InvalidArgument(f"line {row.line}: the tokenizer knows nothing in {row.first!r}")

@@ -13,10 +13,10 @@ from torch.nn import functional
 from eyeline.errors import InvalidArgument
 from eyeline.models.base import LanguageModel
 from eyeline.planning import pair_ahead
-from eyeline.tokenizer import ByteTokenizer
+from eyeline.tokenizer import AnyTokenizer, ByteTokenizer
 from eyeline.training.processes import Processes
 from eyeline.training.task import Batch, Task
-from eyeline.training.texts import Measured, Texts, TextTokenizer, Windows, half_windows
+from eyeline.training.texts import Measured, Texts, Windows, half_windows
 
 # A language model is not to see what it is to predict: by its patterns, and by trying.
 
@@ -111,7 +111,7 @@ class Language(Task[Tensor]):
         self,
         model: LanguageModel,
         texts: Texts,
-        tokenizer: TextTokenizer,
+        tokenizer: AnyTokenizer,
         *,
         length: int,
         batch_tokens: int,

@@ -14,8 +14,8 @@ from types import FrameType, TracebackType
 from typing import Any, TextIO, final
 
 from eyeline.loading.saver import save, write_whole
+from eyeline.tokenizer import AnyTokenizer
 from eyeline.training.states import last_step, write_state
-from eyeline.training.texts import TextTokenizer
 from eyeline.training.trainer import Diverged, Stepped, Trainer
 
 # Ctrl-C as a wish: the step that is under way is finished, and what was learned is stored.
@@ -154,7 +154,7 @@ class Loop:
         self,
         trainer: Trainer,
         folder: Path,
-        tokenizer: TextTokenizer,
+        tokenizer: AnyTokenizer,
         *,
         every: int,
         tell: Report | None = None,

@@ -18,6 +18,7 @@ from eyeline.models.gpt2 import GPT2, GPT2Config
 from eyeline.models.llama import Llama, LlamaConfig
 from eyeline.models.transformer import Transformer, TransformerConfig
 from eyeline.patterns import Pattern, parse
+from eyeline.tokenizer import AnyTokenizer
 from eyeline.training.classification import Classification, classes_of
 from eyeline.training.language import Language, check_causal, draw
 from eyeline.training.masked import MaskedLanguage
@@ -25,10 +26,10 @@ from eyeline.training.pairs import SequencePairs
 from eyeline.training.rows import Row, read_folders, read_table, split_rows
 from eyeline.training.run import FAMILIES, Run, Shape
 from eyeline.training.task import Task
-from eyeline.training.texts import Texts, TextTokenizer, mask_id, read_texts
+from eyeline.training.texts import Texts, mask_id, read_texts
 
 
-def make_task(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
+def make_task(run: Run, tokenizer: AnyTokenizer) -> Task[Any]:
     """The task of a run, with a model whose weights the seed has drawn.
 
     Raises InvalidArgument for data, patterns and sizes that do not serve it.
@@ -42,7 +43,7 @@ def make_task(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
     return _MAKERS[run.task](run, tokenizer)
 
 
-def _language(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
+def _language(run: Run, tokenizer: AnyTokenizer) -> Task[Any]:
     texts = _texts(run, tokenizer)
     model = _decoder(run.shape, _vocabulary(tokenizer))
     draw(model)
@@ -53,7 +54,7 @@ def _language(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
     )  # fmt: skip
 
 
-def _masked(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
+def _masked(run: Run, tokenizer: AnyTokenizer) -> Task[Any]:
     hidden = mask_id(tokenizer)
     texts = _texts(run, tokenizer)
     model = BertMasked(_bert(run.shape, _vocabulary(tokenizer)), **_looks(run.shape))
@@ -63,7 +64,7 @@ def _masked(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
     )  # fmt: skip
 
 
-def _classifier(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
+def _classifier(run: Run, tokenizer: AnyTokenizer) -> Task[Any]:
     every = _rows(run)
     classes = classes_of(every)
     rows, held = _held_out(run, every)
@@ -75,7 +76,7 @@ def _classifier(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
     )  # fmt: skip
 
 
-def _pairs(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
+def _pairs(run: Run, tokenizer: AnyTokenizer) -> Task[Any]:
     rows, held = _held_out(run, _rows(run))
     shape, looks = run.shape, _looks(run.shape)
     config = TransformerConfig(
@@ -93,7 +94,7 @@ def _pairs(run: Run, tokenizer: TextTokenizer) -> Task[Any]:
     )  # fmt: skip
 
 
-_MAKERS: Mapping[str, Callable[[Run, TextTokenizer], Task[Any]]] = {
+_MAKERS: Mapping[str, Callable[[Run, AnyTokenizer], Task[Any]]] = {
     "lm": _language, "mlm": _masked, "classify": _classifier, "seq2seq": _pairs,
 }  # fmt: skip
 
@@ -134,11 +135,11 @@ def _looks(shape: Shape) -> dict[str, Any]:
     return {"pattern": pattern if patterns else None, "mechanism": asked}
 
 
-def _vocabulary(tokenizer: TextTokenizer) -> int:
+def _vocabulary(tokenizer: AnyTokenizer) -> int:
     return tokenizer.vocabulary_size
 
 
-def _texts(run: Run, tokenizer: TextTokenizer) -> Texts:
+def _texts(run: Run, tokenizer: AnyTokenizer) -> Texts:
     source = run.source
     return read_texts(
         source.files, tokenizer, length=run.shape.length, held_out=source.held_out,

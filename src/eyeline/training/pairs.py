@@ -11,11 +11,11 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.models.transformer import Transformer
+from eyeline.tokenizer import AnyTokenizer
 from eyeline.tokens import Tokens
 from eyeline.training.processes import Processes
 from eyeline.training.rows import Row, RowOrder, padded
 from eyeline.training.task import Batch, Task
-from eyeline.training.texts import TextTokenizer
 from eyeline.translation import report, source_ids, target_ids, translate
 
 _MOST_TRANSLATED = 500
@@ -51,7 +51,7 @@ class SequencePairs(Task[Pairs]):
         model: Transformer,
         rows: Sequence[Row],
         held_out: Sequence[Row],
-        tokenizer: TextTokenizer,
+        tokenizer: AnyTokenizer,
         *,
         length: int,
         batch_tokens: int,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import generator, mixed
+from eyeline.reading import read_file
 from eyeline.tokens import Tokens
-from eyeline.training.texts import text_of
 
 # Rows of two columns from a CSV or TSV file, or from folders by label.
 
@@ -39,7 +39,7 @@ def read_table(file: str, columns: tuple[str, str]) -> list[Row]:
     Raises InvalidArgument, with the line, for one that lacks a column or has it empty, and for a
     file that cannot be read or has no rows.
     """
-    text = text_of(_bytes(file), file)
+    text = read_file(file)
     lines = _lines(text, file)
     places = _places(file, columns, lines)
     names = columns if not columns[0].isdigit() else tuple(f"column {c}" for c in columns)
@@ -70,7 +70,7 @@ def read_folders(root: str) -> list[Row]:
     rows = []
     for folder in folders:
         for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name[0] != "."):
-            text = text_of(_bytes(str(path)), str(path)).strip()
+            text = read_file(path).strip()
             if not text:
                 raise InvalidArgument(f"{path}: it is empty; there is nothing to learn from")
             rows.append(Row(text, folder.name, 1))
@@ -79,18 +79,11 @@ def read_folders(root: str) -> list[Row]:
     return rows
 
 
-def _bytes(file: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"{file}: {(error.strerror or 'unreadable').lower()}") from None
-
-
 def _lines(text: str, file: str) -> Iterator[tuple[int, Sequence[str]]]:
     """Line numbers and fields. A quoted field of a CSV may go over several lines."""
     if not file.lower().endswith(".csv"):
         for number, line in enumerate(text.split("\n"), start=1):
-            yield number, line.rstrip("\r").split("\t")
+            yield number, line.split("\t")
         return
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)

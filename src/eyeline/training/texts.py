@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,17 +18,13 @@ from eyeline.checkpoints.base import TokenizerFile, TokenizerSpec
 from eyeline.checkpoints.folder import tokenizer_spec
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import generator
-from eyeline.tokenizer import ByteTokenizer, Tokenizer
+from eyeline.reading import content, decoded
+from eyeline.tokenizer import BYTES, AnyTokenizer, ByteTokenizer, Tokenizer
 
 # The tokenizer of a run: bytes, or a given one, and what training asks of it.
 
 
-TextTokenizer = Tokenizer | ByteTokenizer
-
-BYTES = "bytes"
-
-
-def tokenizer_of(name: str) -> TextTokenizer:
+def tokenizer_of(name: str) -> AnyTokenizer:
     """By the word "bytes", or from a tokenizer.json, or from a folder that has one."""
     if name == BYTES:
         return ByteTokenizer()
@@ -44,26 +41,21 @@ def tokenizer_of(name: str) -> TextTokenizer:
     return Tokenizer(spec, file)
 
 
-def ids_of(data: bytes, tokenizer: TextTokenizer, source: str) -> Tensor:
+def ids_of(data: bytes, tokenizer: AnyTokenizer, source: str) -> Tensor:
     """The ids of a file's content, as small as they may be stored: (N,), uint8 or int32.
 
-    Bytes are taken as they are, whatever they mean; a given tokenizer reads UTF-8.
+    UTF-8 is read as ``plain`` text. Bytes that are none are taken as they are, whatever they mean,
+    where bytes are the tokens; a given tokenizer refuses them.
     """
-    if isinstance(tokenizer, ByteTokenizer):
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return torch.tensor(tokenizer.encode(text_of(data, source), special=False), dtype=torch.int32)
+    if not isinstance(tokenizer, ByteTokenizer):
+        ids = tokenizer.encode(decoded(data, source), special=False)
+        return torch.tensor(ids, dtype=torch.int32)
+    with suppress(InvalidArgument):  # pictures, programs, …
+        data = decoded(data, source).encode()
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def text_of(data: bytes, source: str) -> str:
-    """Bytes as text. Raises InvalidArgument with the place of what is no UTF-8."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InvalidArgument(f"{source}, line {line}: it is no UTF-8 text") from None
-
-
-def mask_id(tokenizer: TextTokenizer) -> int:
+def mask_id(tokenizer: AnyTokenizer) -> int:
     """The id that stands for a hidden token. Raises InvalidArgument if there is none."""
     known = getattr(tokenizer, "mask_id", None)
     if known is None:
@@ -97,7 +89,7 @@ class Texts:
 
 def read_texts(
     files: Sequence[str],
-    tokenizer: TextTokenizer,
+    tokenizer: AnyTokenizer,
     *,
     length: int,
     held_out: str | None,
@@ -130,11 +122,8 @@ def read_texts(
     return Texts(ids, _long(training, length, "to train on"), _held(held, length), digest)
 
 
-def _read(file: str, tokenizer: TextTokenizer) -> Tensor:
-    try:
-        data = Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"{file}: {(error.strerror or 'unreadable').lower()}") from None
+def _read(file: str, tokenizer: AnyTokenizer) -> Tensor:
+    data = content(file)
     if not data.strip():
         raise InvalidArgument(f"{file}: it is empty; there is nothing to learn from")
     return ids_of(data, tokenizer, file)

@@ -11,6 +11,7 @@ from typing import Any
 
 from eyeline.errors import InvalidArgument
 from eyeline.loading.native_folder import FILE, read_tokenizer
+from eyeline.tokenizer import AnyTokenizer
 from eyeline.training.loop import FILE as METRICS
 from eyeline.training.loop import Loop, Report, read_metrics
 from eyeline.training.making import make_task
@@ -18,7 +19,7 @@ from eyeline.training.processes import joined
 from eyeline.training.run import Run
 from eyeline.training.states import FOLDER as STATES
 from eyeline.training.states import read_run, read_state, write_run
-from eyeline.training.texts import TextTokenizer, tokenizer_of
+from eyeline.training.texts import tokenizer_of
 from eyeline.training.trainer import Trainer
 
 # All that a run leaves in its folder; what else is there is somebody's own.
@@ -98,7 +99,7 @@ def train(
     return _trained(run, loop, Path(folder), began, warnings)
 
 
-def _tokenizer(run: Run, place: Path, *, resume: bool) -> TextTokenizer:
+def _tokenizer(run: Run, place: Path, *, resume: bool) -> AnyTokenizer:
     """A resumed run has its tokenizer in the folder."""
     kept = read_tokenizer(place) if resume else None
     return kept if kept is not None else tokenizer_of(run.source.tokenizer)
