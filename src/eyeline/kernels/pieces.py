@@ -22,7 +22,6 @@ from eyeline.planning.orders import Order
 # Tensors in another order of their slots, and back: what reordered parts of a plan need.
 
 
-
 def pick(x: Tensor, order: Order | None, *, empty: float = 0.0) -> Tensor:
     """(H, L, …) to (H, N, …): what stands at each place of the order; ``empty`` where nobody is.
 
