@@ -1,8 +1,9 @@
-"""Sizes, numbers and probabilities that are asked for, checked in one place."""
+"""Sizes, numbers and probabilities that are asked for, checked; and the types that sums need."""
 
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -11,13 +12,38 @@ from eyeline.errors import InvalidArgument
 from eyeline.tokens import LARGEST
 
 
-def check_size(name: str, value: object, *, even: bool = False) -> None:
-    """Raise InvalidArgument unless the value is a whole number above 0, and even if it must be."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    least = 2 if even else 1
-    if not whole or int(value) < least or (even and int(value) % 2):  # type: ignore[call-overload]
+def check_size(name: str, value: object, *, least: int = 1, even: bool = False) -> None:
+    """Raise InvalidArgument unless the value is a whole number from ``least``, and even if asked.
+
+    An even number is from 2.
+    """
+    least = max(least, 2) if even else least
+    if not _is_whole(value, least) or (even and value % 2):
         kind = "an even number" if even else "a whole number"
-        raise InvalidArgument(f"{name}={value!r}: {kind}, at least {least}")
+        raise InvalidArgument(f"{name}={value!r}: {kind} from {least}")
+
+
+def check_sizes(**sizes: object) -> None:
+    """Raise InvalidArgument unless each is a whole number from 1."""
+    for name, size in sizes.items():
+        check_size(name, size)
+
+
+def check_whole(name: str, value: object, *, least: int) -> None:
+    """Raise InvalidArgument unless ``least`` <= value < 2^60 is a whole number."""
+    if not _is_whole(value, least) or value >= LARGEST:
+        raise InvalidArgument(f"{name}={value!r}: a whole number from {least} to 2^60 - 1")
+
+
+def _is_whole(value: object, least: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def probability(name: str, p: float) -> float:
+    """p as a float. Raises InvalidArgument unless it is a number from 0 to below 1."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p < 1.0:
+        raise InvalidArgument(f"{name}={p!r}: a probability from 0 to below 1")
+    return float(p)
 
 
 def check_number(name: str, value: float, *, least: float = 0.0, equal: bool = False) -> None:
@@ -49,13 +75,6 @@ def check_below(name: str, values: Tensor, limit: int, *, least: int, remedy: st
         raise InvalidArgument(f"{name} {wrong}: they go from {least} to {limit - 1}; {remedy}")
 
 
-def check_whole(name: str, value: object, *, least: int) -> None:
-    """Raise InvalidArgument unless ``least`` <= value < 2^60 is a whole number."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= int(value) < LARGEST:  # type: ignore[call-overload]
-        raise InvalidArgument(f"{name}={value!r}: a whole number from {least} to 2^60 - 1")
-
-
 def check_heads(name: str, made: int, found: int) -> None:
     """Raise InvalidArgument unless it was made for as many query heads as there are."""
     if made != found:
@@ -73,3 +92,13 @@ def equal(x: Tensor, y: Tensor) -> bool:
     if x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.shape == y.shape:
         return True
     return torch.equal(x, y) or torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+def wide_dtype(x: Tensor | torch.dtype) -> torch.dtype:
+    """The type in which sums over x are kept: float32, or float64 for float64."""
+    return torch.promote_types(x.dtype if isinstance(x, Tensor) else x, torch.float32)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in its ``wide_dtype``."""
+    return x.to(wide_dtype(x))

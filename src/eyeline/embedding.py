@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.checks import widened
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.models import Model
 from eyeline.models.pooling import Pooling, pooled
@@ -154,7 +155,7 @@ def _vectors(
     whole = min(lengths) == longest
     tokens = default_tokens(longest, longest)[0] if whole else Tokens.padded(lengths, "right")
     hidden: Tensor = model.hidden(ids, q_tokens=tokens)  # type: ignore[operator]
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    wide = widened(hidden)
     return pooled(wide, tokens, how)
 
 

@@ -131,7 +131,7 @@ def test_equal_values_are_equal() -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Sinusoidal(7), "sinusoidal width=7: an even number, at least 2"),
+        (lambda: Sinusoidal(7), "sinusoidal width=7: an even number from 2"),
         (lambda: Sinusoidal(0), "sinusoidal width=0"),
         (lambda: Sinusoidal(6, 0.0), "sinusoidal base=0.0"),
         (lambda: Sinusoidal(6, math.inf), "sinusoidal base=inf"),

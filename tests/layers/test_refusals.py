@@ -33,7 +33,7 @@ SIZES = {"num_kv_heads": 3, "head_dim": 4}
 
 MAKING: list[tuple[Callable[[], object], str]] = [
     (lambda: M(12, 5), "embed_dim=12 is no multiple of num_heads=5: .* head_dim=2"),
-    (lambda: M(0, 1), "embed_dim=0: a whole number, at least 1"),
+    (lambda: M(0, 1), "embed_dim=0: a whole number from 1"),
     (lambda: M(12, True), "num_heads=True"),
     (lambda: M(12, 3, kdim=0), "kdim=0"),
     (lambda: M(12, 3, vdim=-1), "vdim=-1"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.measuring import paired_change, perplexity
-from eyeline.measuring.likelihood import losses, student
+from eyeline.measuring.likelihood import student
 from models.tiny import ids, llama
 
 
@@ -21,7 +21,7 @@ def test_losses_equal_a_hand_computation() -> None:
         math.log(sum(math.exp(x) for x in logits[i].tolist())) - float(logits[i, text[0, i + 1]])
         for i in range(16)
     ]
-    got = losses(model, model.hidden(text), text)
+    got = model.losses_of(model.hidden(text), text)[0].detach()
     assert got.shape == (16,)
     torch.testing.assert_close(
         got.double(), torch.tensor(want, dtype=torch.float64), rtol=1e-5, atol=0
@@ -29,13 +29,12 @@ def test_losses_equal_a_hand_computation() -> None:
     assert perplexity(got) == pytest.approx(math.exp(sum(want) / 16), rel=1e-5)
 
 
-def test_losses_do_not_depend_on_the_pieces_they_are_made_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, text = llama(), ids(1, 19)
-    whole = losses(model, model.hidden(text), text)
-    monkeypatch.setattr("eyeline.measuring.likelihood._CHUNK", 5)
-    torch.testing.assert_close(losses(model, model.hidden(text), text), whole)
+def test_losses_do_not_depend_on_the_pieces_they_are_made_in() -> None:
+    model, text = llama(), ids(2, 19)
+    hidden = model.hidden(text)
+    pieces = model.losses_of(hidden, text, chunk=5)
+    torch.testing.assert_close(pieces, model.losses_of(hidden, text))
+    torch.testing.assert_close(model.losses(text), pieces)
 
 
 def test_the_model_that_guesses_evenly_has_the_perplexity_of_the_vocabulary() -> None:

@@ -65,7 +65,11 @@ def test_a_pattern_that_does_not_fit_is_refused_before_the_work() -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "backend", "message"),
-    [([], "auto", "lengths=.*at least one"), ([0], "auto", "at least 1"), ([7], "fast", "fast")],
+    [
+        ([], "auto", "lengths=.*at least one"),
+        ([0], "auto", "length=0: a whole number from 1"),
+        ([7], "fast", "fast"),
+    ],
 )
 def test_what_cannot_be_swept(lengths: list[int], backend: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):

@@ -390,5 +390,5 @@ def test_dilated_stacks_layer_by_layer(kernel: int, causal: bool) -> None:
             known, layers = (hops.float() @ known.float()) > 0, layers + 1
         assert dilated_path(left, right, n) == layers
     assert dilated_path(0, 0, 7) == 0
-    with pytest.raises(InvalidArgument, match="at least 0"):
+    with pytest.raises(InvalidArgument, match="a whole number from 0"):
         dilated_path(-1, 0, 7)

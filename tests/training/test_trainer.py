@@ -188,14 +188,15 @@ def test_patterns_by_layer(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"width": 23, "heads": 2}, "width 23 is not divisible by 2 heads; for instance width 22"),
-        ({"layers": 0}, "layers=0: at least 1"),
-        ({"length": 1}, "length=1: at least 2"),
-        ({"dropout": 1.0}, "dropout=1: a probability"),
-        ({"steps": 0}, "steps=0"),
-        ({"rate": math.nan}, "rate=nan: more than 0"),
+        ({"layers": 0}, "layers=0: a whole number from 1"),
+        ({"length": 1}, "length=1: a whole number from 2"),
+        ({"dropout": 1.0}, "dropout=1.0: a probability"),
+        ({"steps": 0}, "steps=0: a whole number from 1"),
+        ({"rate": math.nan}, "rate=nan: a number above 0"),
         ({"precision": "float16"}, "precision='float16'"),
-        ({"validation": 1.0}, "validation=1: a share"),
-        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"validation": 1.0}, "validation=1.0: a probability"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0: a number from 0 on"),
+        ({"warmup": -1}, "warmup=-1: a whole number from 0"),
     ],
 )
 def test_values_out_of_range(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

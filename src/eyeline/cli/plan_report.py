@@ -15,7 +15,7 @@ from eyeline.exact.dispatch import reasons
 from eyeline.patterns import Pattern
 from eyeline.planning import Plan, looks_ahead, pairs, plan
 from eyeline.planning.cost import Cost, cost
-from eyeline.planning.parts import Gathered, Part, Reordered
+from eyeline.planning.parts import Reordered, area_of
 from eyeline.planning.path_length import max_path_length
 from eyeline.planning.pictures import Picture, picture
 from eyeline.tokens import default_tokens
@@ -181,18 +181,12 @@ def _kinds(made: Plan, prefix: str = "") -> dict[str, tuple[int, int]]:
         inner = (
             _kinds(part.plan, f"{prefix}reordered ")
             if isinstance(part, Reordered)
-            else {f"{prefix}{type(part).__name__.lower()}": (1, _area(part))}
+            else {f"{prefix}{type(part).__name__.lower()}": (1, area_of(part))}
         )
         for name, (parts, computed) in inner.items():
             count[name] += parts
             area[name] += computed
     return {name: (count[name], area[name]) for name in count}
-
-
-def _area(part: Part) -> int:
-    if isinstance(part, Gathered):
-        return len(part.q0) * part.rows * part.columns
-    return getattr(part, "count", 1) * part.rows * part.columns  # type: ignore[union-attr]
 
 
 def answer(found: Report) -> dict[str, Any]:

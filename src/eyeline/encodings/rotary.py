@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.checks import check_number
+from eyeline.checks import check_number, check_size
 from eyeline.encodings.rotary_scaling import Scaling
 from eyeline.errors import InvalidArgument
 
@@ -52,8 +52,7 @@ class Rotary:
 
     def __post_init__(self) -> None:
         name = "head_dim" if self.rotated is None else "rotated"
-        if self.turned < 2 or self.turned % 2:
-            raise InvalidArgument(f"rotary {name}={self.turned}: an even number, at least 2")
+        check_size(f"rotary {name}", self.turned, even=True)
         if self.turned > self.head_dim:
             raise InvalidArgument(f"rotary rotated={self.turned} of head_dim={self.head_dim}")
         check_number("rotary base", self.base)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from eyeline.checks import probability
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.kernels.request import Request
 from eyeline.patterns import Explicit, Pattern, Predicate
@@ -154,13 +155,6 @@ def _check_order(mods: tuple[ScoreMod, ...]) -> None:
                     f"{type(mod).__name__} shifts the queries, which {type(other).__name__} would "
                     "see too: give it alone or with modifiers that only add numbers"
                 )
-
-
-def probability(name: str, p: float) -> float:
-    """p as a float. Raises InvalidArgument unless it is a number from 0 to below 1."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p < 1.0:
-        raise InvalidArgument(f"{name}={p!r}: a probability from 0 to below 1")
-    return float(p)
 
 
 def _dropout(p: float) -> tuple[Dropout, ...]:

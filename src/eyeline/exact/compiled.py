@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call
 from eyeline.exact.operator import attention_operator, no_derivative
@@ -111,7 +112,7 @@ def _steps(call: Call) -> _Steps:
         word = _word(step)
         assert step.curve is not None
         distances, first = _distances(call, step)
-        wide = torch.promote_types(call.query.dtype, torch.float32)
+        wide = wide_dtype(call.query)
         vector = step.vector(call.query.shape[3], call.value.shape[3])
         table = tabulate(step.curve, distances, call.query.shape[1], wide, vector)
         steps.tables.append(table.contiguous())

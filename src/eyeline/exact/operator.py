@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.errors import NotSupported
 from eyeline.exact.dispatch import choose
 from eyeline.exact.packed import CURVES, Packed, entries
@@ -172,7 +173,7 @@ def attention_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
             out, lse = _by_tiles(asked)
         else:
             out, known = choose(asked.request, backend).run(asked.request)
-            none = query.new_empty(0, dtype=_wide(query))
+            none = query.new_empty(0, dtype=wide_dtype(query))
             lse = known if with_lse and known is not None else none
     return out.contiguous(), lse.contiguous()
 
@@ -182,7 +183,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     packed, (_, with_lse) = Packed(*arguments[:_ALL]), arguments[_ALL:]
     query, value = packed.query, packed.value
     out = value.new_empty((*query.shape[:3], value.shape[3]))
-    return out, query.new_empty(query.shape[:3] if with_lse else (0,), dtype=_wide(query))
+    return out, query.new_empty(query.shape[:3] if with_lse else (0,), dtype=wide_dtype(query))
 
 
 @torch.library.custom_op(
@@ -255,7 +256,3 @@ def no_derivative(backend: str) -> str:
         f"backend {backend!r} has no derivative inside torch.compile: name auto or tiles there, or "
         "call attention in a function with @torch.compiler.disable"
     )
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.errors import NotSupported
 from eyeline.exact.call import PatternLike, ScoreModLike, make_request
 from eyeline.kernels import product, scoring, tiles
@@ -182,7 +183,7 @@ def column_sums(
     request = _request(query, key, pattern, score_mod, scale, q_tokens, k_tokens)
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         # Sums of half types would drift: all is computed in float32.
-        wide = torch.promote_types(request.query.dtype, torch.float32)
+        wide = wide_dtype(request.query)
         query, key = request.query.to(wide), request.key.to(wide)
         request = replace(request, query=query, key=key, value=key)
         pairing = _pairing(request, scoring.tables(request))
@@ -258,7 +259,7 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, request: Request, *tables: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        wide = torch.promote_types(query.dtype, torch.float32)
+        wide = wide_dtype(query)
         places = [torch.empty(0, dtype=torch.int64, device=query.device)]
         scores = [query.new_empty(0, dtype=wide)]
         factors: list[Tensor] = []
@@ -288,7 +289,7 @@ class _Scores(torch.autograd.Function):
 
 def _gradients(ctx: Any, slope: Tensor | None, factor_slope: Tensor | None) -> tuple[Any, ...]:
     query, key, *tables = ctx.saved_tensors
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     grads = tuple(torch.zeros_like(x, dtype=wide) for x in (query, key))
     slopes = [None if table is None else torch.zeros_like(table) for table in tables]
     request, done = replace(ctx.request, query=query, key=key), 0

@@ -9,6 +9,7 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import widened
 from eyeline.scores import Bias, Block, OutputStep, ScoreStep, Step, Table, WeightStep
 
 # Masks as numbers. On a CPU torch reads bytes five to twenty times as fast as it reads bools.
@@ -125,7 +126,7 @@ def forward(
     total = weight.sum(-1, keepdim=True)
     if steps is not None:
         weight = steps.weigh(weight)
-    out = _times(weight, _wide(v))
+    out = _times(weight, widened(v))
     if steps is not None:
         out = steps.extra(out, weight)
     out = out.div_(total.masked_fill(total == 0.0, 1.0))
@@ -152,13 +153,13 @@ def backward(
     score, kept = scores(q, k, mask, scale, steps)
     weight = score.sub_(lse.unsqueeze(-1)).exp_()
     used = weight if steps is None else steps.weigh(weight)
-    grad_wide, out_wide = _wide(grad), _wide(out)
+    grad_wide, out_wide = widened(grad), widened(out)
     delta = (grad_wide * out_wide).sum(-1, keepdim=True)
     if grad_lse is not None:
         delta = delta - grad_lse.unsqueeze(-1)
     heads = k.shape[1]
     grad_v = _folded(used, heads).transpose(-2, -1) @ _folded(grad_wide, heads)
-    slope = _times(grad_wide, _wide(v).transpose(-2, -1))
+    slope = _times(grad_wide, widened(v).transpose(-2, -1))
     if steps is not None:
         slope = steps.slope_of_extra(slope, grad_wide, used)
         slope = steps.slope_of_weight(slope, weight)
@@ -178,9 +179,9 @@ def through_scores(
     if steps is not None:
         slope = steps.slope_before(slope, kept)
     slope = slope.mul_(scale)
-    grad_q = _times(slope, _wide(k))
+    grad_q = _times(slope, widened(k))
     heads = k.shape[1]
-    grad_k = _folded(slope, heads).transpose(-2, -1) @ _folded(_wide(q), heads)
+    grad_k = _folded(slope, heads).transpose(-2, -1) @ _folded(widened(q), heads)
     for more in steps.block.grad_query if steps is not None else ():
         grad_q = grad_q.add_(more)
     return grad_q, grad_k
@@ -190,7 +191,7 @@ def scores(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float, steps: Steps | None
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Changed scores, -inf under the mask, and what the steps' derivatives need of them."""
-    score = _times(_wide(q) * scale, _wide(k).transpose(-2, -1))
+    score = _times(widened(q) * scale, widened(k).transpose(-2, -1))
     score, kept = (score, []) if steps is None else steps.change(score)
     if mask is not None:
         score.add_(barred(mask, score.dtype))
@@ -207,7 +208,3 @@ def _folded(rows: Tensor, heads: int) -> Tensor:
     """(N, H, R, x) as (N, Hk, H/Hk·R, x)."""
     blocks, all_heads, length, width = rows.shape
     return rows.reshape(blocks, heads, all_heads // heads * length, width)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

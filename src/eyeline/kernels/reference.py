@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.kernels.request import Request, mask_of, pairs_of
 
 NAME = "reference"
@@ -38,7 +39,7 @@ def weights(request: Request, times: Tensor | None = None) -> tuple[Tensor, Tens
 
     times: how often each pair counts, of the same shape, as if its score were log times higher.
     """
-    wide = torch.promote_types(request.query.dtype, torch.float32)
+    wide = wide_dtype(request.query)
     key = _per_query_head(request.key.to(wide), request)
     score = request.scale * (request.query.to(wide) @ key.transpose(-2, -1))
     pairs = pairs_of(request)

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.patterns import Pattern
 from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask
@@ -95,7 +96,7 @@ def additive(request: Request) -> tuple[Tensor | None, Tensor | None]:
     if not request.steps:
         return mask, some
     batch, heads, queries, _ = request.query.shape
-    wide = torch.promote_types(request.query.dtype, torch.float32)
+    wide = wide_dtype(request.query)
     bias = request.query.new_zeros(batch, heads, queries, request.key.shape[2], dtype=wide)
     for step in request.score_steps:
         bias = step.define(bias, pairs_of(request))

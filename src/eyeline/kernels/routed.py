@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.kernels import flash, selected
 from eyeline.kernels.autograd import only_once
 from eyeline.kernels.product import Pairing
@@ -88,7 +89,7 @@ def _results(
 ) -> tuple[Tensor, Tensor]:
     if selected.serves(work):
         return selected.results(work, query, key, value)
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     out = value.new_empty(*query.shape[:3], value.shape[3])
     lse = query.new_empty(query.shape[:3], dtype=wide)
     # One for all heads: fresh memory for each would be given page by page.

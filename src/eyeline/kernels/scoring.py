@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype, widened
 from eyeline.kernels.pieces import Piece, pick
 from eyeline.kernels.product import Pairing, Steps
 from eyeline.kernels.request import Request
@@ -50,7 +51,7 @@ def _table(request: Request, step: Step) -> Tensor:
     assert step.curve is not None
     query, (first, last) = request.query, _range(request, step)
     distances = torch.arange(first, last + 1, device=query.device)
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     vector = step.vector(query.shape[3], request.value.shape[3])
     return tabulate(step.curve, distances, query.shape[1], wide, vector).contiguous()
 
@@ -135,7 +136,7 @@ class Scoring:
             Marks(*(cut(x)[:, 0] for x in marks))
             for marks, cut in ((self.q, piece.queries), (self.k, piece.keys))
         )
-        wide = query.to(torch.promote_types(query.dtype, torch.float32))
+        wide = widened(query)
         return Steps(self.steps, Block(wide, scale, q, k, self.row, self.heads, self._columns))
 
     @cached_property

@@ -13,6 +13,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.kernels.route import weighted
 from eyeline.kernels.route_pieces import Heads, Piece, Routed
 
@@ -25,7 +26,7 @@ def serves(work: Routed) -> bool:
 
 def results(work: Routed, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """output (B, H, L, Ev) and lse (B, H, L), 0 and -inf for who meets nobody."""
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     out = value.new_empty(*query.shape[:3], value.shape[3])
     lse = query.new_empty(query.shape[:3], dtype=wide)
     for heads in work.heads:

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.kernels import scoring
 from eyeline.kernels.autograd import only_once
 from eyeline.kernels.execute import Gradients, Inputs, Known, backward, forward
@@ -209,7 +210,7 @@ def results(
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, without a derivative."""
     query, key, value = (dense_rows(x) for x in (query, key, value))
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     # Half types are merged in float32 and rounded once.
     out = value.new_zeros(*query.shape[:3], value.shape[-1])
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=wide)
@@ -238,7 +239,7 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """Those of query, key, value, and of each table that is wanted, from what ``results`` gave."""
     query, key, value = (dense_rows(x) for x in (query, key, value))
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     grads = tuple(torch.zeros_like(x) for x in (query, key, value))
     slopes = tuple(
         torch.zeros_like(table) if table is not None and wants else None

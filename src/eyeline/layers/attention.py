@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import LayerCache, Layout
+from eyeline.checks import check_sizes
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import PatternLike
 from eyeline.layers.checks import (
@@ -20,7 +21,6 @@ from eyeline.layers.checks import (
     check_mechanism,
     check_same,
     check_shared,
-    check_sizes,
     check_tokens,
     head_width,
     refuse_apart,

@@ -9,17 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache
-from eyeline.checks import check_size, equal
+from eyeline.checks import check_sizes, equal
 from eyeline.errors import InvalidArgument
 from eyeline.mechanisms import Mechanism
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise InvalidArgument unless each is a whole number from 1."""
-    for name, size in sizes.items():
-        check_size(name, size)
 
 
 def head_width(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:

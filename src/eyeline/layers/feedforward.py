@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from eyeline.checks import check_sizes, probability
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import probability
-from eyeline.layers.checks import check_sizes
 
 # Work on each token alone, done some tokens at a time.
 

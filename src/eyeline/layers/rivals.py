@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import check_sizes
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.layers.checks import check_input, check_sizes, check_tokens
+from eyeline.layers.checks import check_input, check_tokens
 from eyeline.layers.ordering import order_of
 from eyeline.patterns import Dilated
 from eyeline.planning import max_path_length, pairs

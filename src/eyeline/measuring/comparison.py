@@ -17,7 +17,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.generation import stream
 from eyeline.layers import PackedLinear
 from eyeline.measuring import recall
-from eyeline.measuring.likelihood import Change, losses, paired_change, perplexity
+from eyeline.measuring.likelihood import Change, paired_change, perplexity
 from eyeline.measuring.peaks import Peak
 from eyeline.measuring.timing import Progress, Stages, silent
 from eyeline.models import LanguageModel
@@ -249,7 +249,8 @@ def _round(course: _Course, text: Tensor) -> None:
     course.cache_bytes = sum(cache.nbytes for cache in reading.caches)
     course.speeds.append(writing_speed(course.model, reading, _WRITTEN))
     if not len(course.losses):
-        course.losses = losses(course.model, reading.hidden, text)
+        with torch.inference_mode():
+            course.losses = course.model.losses_of(reading.hidden, text)[0]
 
 
 def _row(course: _Course, baseline: _Course, length: int) -> Row:

@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import check_sizes
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import Convolution, MultiHeadAttention, Recurrent
 from eyeline.layers.ancestors import (
@@ -353,9 +354,7 @@ def count(
     kinds: Sequence[Kind], length: int, width: int, heads: int, *, progress: Progress = silent
 ) -> Counts:
     """Counts every kind; nothing is run. Raises InvalidArgument for sizes below 1."""
-    for name, size in (("length", length), ("width", width), ("heads", heads)):
-        if size < 1:
-            raise InvalidArgument(f"{name}={size}: at least 1")
+    check_sizes(length=length, width=width, heads=heads)
     rows = []
     for place, kind in enumerate(kinds):
         progress(f"counting {kind.label}", place, len(kinds))

@@ -8,15 +8,12 @@ from statistics import NormalDist
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from eyeline.errors import InvalidArgument
-from eyeline.models import LanguageModel
 
 # Neighbouring tokens are hard or easy together; blocks of this many are nearly independent.
 _BLOCK = 32
 _MOST_BLOCKS = 32
-_CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -32,21 +29,6 @@ class Change:
     high: float
     confidence: float
     blocks: int
-
-
-@torch.inference_mode()
-def losses(model: LanguageModel, hidden: Tensor, ids: Tensor) -> Tensor:
-    """-log p(id i + 1 | ids up to i) in nats: float32 (L - 1,), for hidden (1, L, ·), ids (1, L).
-
-    Logits are made for a few positions at a time: all of them are larger than the model.
-    """
-    following = ids[0, 1:]
-    pieces = []
-    for start in range(0, len(following), _CHUNK):
-        due = following[start : start + _CHUNK]
-        logits = model.head(hidden[0, start : start + len(due)])
-        pieces.append(functional.cross_entropy(logits.float(), due, reduction="none"))
-    return torch.cat(pieces)
 
 
 def perplexity(losses: Tensor) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -77,14 +76,6 @@ def peak_resident() -> int | None:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _status("VmHWM")
-
-
-def installed() -> int | None:
-    """Bytes of memory that the machine has, or None where the system does not tell."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def give_back() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from eyeline.checks import check_sizes
 from eyeline.errors import InvalidArgument
 from eyeline.exact import attention
 from eyeline.mechanisms import Heads
@@ -31,9 +32,7 @@ class Shape:
     backward: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("heads", self.heads), ("dim", self.dim), ("kv_heads", self.groups)):
-            if value < 1:
-                raise InvalidArgument(f"{name}={value}: at least 1")
+        check_sizes(heads=self.heads, dim=self.dim, kv_heads=self.groups)
         if self.heads % self.groups:
             raise InvalidArgument(
                 f"{self.heads} query heads cannot share {self.groups} key heads evenly: the first "

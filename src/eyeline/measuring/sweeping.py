@@ -10,16 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import make_request
 from eyeline.exact.dispatch import choose
 from eyeline.layers import FeedForward
 from eyeline.measuring.kinds import Kind
-from eyeline.measuring.peaks import installed, peak_alone, peak_of
+from eyeline.measuring.peaks import peak_alone, peak_of
 from eyeline.measuring.shapes import Attend, Shape, sdpa_causal, through
 from eyeline.measuring.timing import Progress, Stages, by_turns, crossover, silent
 from eyeline.patterns import Pattern
 from eyeline.planning import pairs
+from eyeline.planning.dense import installed
 from eyeline.planning.peeling import rules
 
 # What stands around attention in a block: how long projections, feed-forward and norms take.
@@ -148,8 +150,9 @@ def sweep(
     Raises InvalidArgument for lengths below 1 and backends that do not exist.
     """
     lengths = sorted(set(lengths))
-    if not lengths or lengths[0] < 1:
-        raise InvalidArgument(f"lengths={list(lengths)}: at least one, and each at least 1")
+    if not lengths:
+        raise InvalidArgument("lengths=[]: at least one is timed")
+    check_size("length", lengths[0])
     ways = [_Way(label, p, backend) for label, p in patterns.items() for backend in backends]
     # Exact attention with its usual options, through each kernel that is asked for.
     exact = [x for x in kinds if x.name == "exact" and not x.options]

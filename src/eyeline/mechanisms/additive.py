@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from eyeline.checks import check_size
+from eyeline.checks import check_size, probability, widened
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import PatternLike, as_pattern, make_request, probability
+from eyeline.exact.call import PatternLike, as_pattern, make_request
 from eyeline.kernels.request import Request, mask_of
 from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.patterns import Full, Pattern
@@ -52,7 +52,7 @@ def additive_attention(
     weights = AdditiveWeights(w_q, w_k, w_v)
     with torch.autocast(query.device.type, enabled=False):
         request = _request(query, key, value, pattern, weights, dropout_p, q_tokens, k_tokens)
-        return _by_queries(request, _wide(w_v), dropout_p).to(dtype)
+        return _by_queries(request, widened(w_v), dropout_p).to(dtype)
 
 
 def additive_attention_weights(
@@ -75,7 +75,7 @@ def additive_attention_weights(
     weights = AdditiveWeights(w_q, w_k, w_v)
     with torch.autocast(query.device.type, enabled=False):
         request = _request(query, key, key, pattern, weights, 0.0, q_tokens, k_tokens)
-        return _weights(request.query, request.key, _wide(w_v), mask_of(request)).to(dtype)
+        return _weights(request.query, request.key, widened(w_v), mask_of(request)).to(dtype)
 
 
 class AdditiveWeights(NamedTuple):
@@ -108,9 +108,9 @@ def _request(
     if shared and heads > shared and heads % shared == 0:
         key, value = (x.repeat_interleave(heads // shared, dim=1) for x in (key, value))
     return make_request(
-        _wide(query) @ _wide(weights.q).transpose(-2, -1),
-        _wide(key) @ _wide(weights.k).transpose(-2, -1),
-        _wide(value),
+        widened(query) @ widened(weights.q).transpose(-2, -1),
+        widened(key) @ widened(weights.k).transpose(-2, -1),
+        widened(value),
         pattern,
         scale=1.0,
         dropout_p=dropout_p,
@@ -164,10 +164,6 @@ def _weights(query: Tensor, key: Tensor, w_v: Tensor, mask: Tensor) -> Tensor:
     some = mask.any(-1, keepdim=True)
     score = score.masked_fill(~(mask | ~some), -torch.inf)
     return score.softmax(-1).masked_fill(~mask, 0.0)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _dtype(x: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from eyeline.checks import check_size
+from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention_with_lse
 from eyeline.mechanisms.base import Heads, Mechanism, register
@@ -101,7 +101,7 @@ def beyond(work: Work, pairs: int, module: nn.Module) -> Work:
 def more_scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
     """scale · query · key, wide: (B, H, L, E) and (B or 1, Hk, m, E) to (B, H, L, m)."""
     scale = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     return _grouped(query.to(wide), key.to(wide).transpose(-2, -1)) * scale
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.caches import Cache, Layout
-from eyeline.checks import check_below
+from eyeline.checks import check_below, check_sizes
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.layers.checks import check_sizes, check_tokens
-from eyeline.layers.stack import following
+from eyeline.layers.checks import check_tokens
+from eyeline.layers.stack import following, cache_of
 from eyeline.mechanisms import Heads, Mechanism, Recipe
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -230,7 +230,14 @@ class LanguageModel(Model):
         there nothing is predicted, so divide by the number of the others.
         """
         check_sizes(chunk=chunk)
-        hidden = self.hidden(ids, q_tokens=q_tokens)[:, :-1]
+        losses = self.losses_of(self.hidden(ids, q_tokens=q_tokens), ids, chunk=chunk)
+        if q_tokens is None:
+            return losses
+        return losses.masked_fill(apart(q_tokens).to(losses.device), 0.0)
+
+    def losses_of(self, hidden: Tensor, ids: Tensor, *, chunk: int = 256) -> Tensor:
+        """``losses`` of what ``hidden`` has returned: (B, L, ·) and ids (B, L) to (B, L - 1)."""
+        hidden = hidden[:, :-1]
         pieces = [
             functional.cross_entropy(
                 self.head(hidden[:, start : start + chunk]).float().transpose(1, 2),
@@ -241,10 +248,7 @@ class LanguageModel(Model):
         ]
         if not pieces:
             return hidden.new_zeros(ids.shape[0], 0).float()
-        losses = torch.cat(pieces, 1)
-        if q_tokens is None:
-            return losses
-        return losses.masked_fill(apart(q_tokens).to(losses.device), 0.0)
+        return torch.cat(pieces, 1)
 
     def _advance(
         self, ids: Tensor, q_tokens: Tokens | None, caches: Sequence[Cache] | None

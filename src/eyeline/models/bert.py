@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from eyeline.checks import check_below, check_number
+from eyeline.checks import check_below, check_number, check_sizes, probability
 from eyeline.encodings import Learned
 from eyeline.errors import CheckpointError, InvalidArgument, NotSupported
-from eyeline.exact.call import probability
 from eyeline.layers import Block, FeedForward, MultiHeadAttention
-from eyeline.layers.checks import check_sizes, check_tokens
+from eyeline.layers.checks import check_tokens
 from eyeline.layers.feedforward import ACTIVATIONS, Activation
 from eyeline.mechanisms import Recipe
 from eyeline.models.base import (

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.caches import Cache
-from eyeline.checks import check_number
-from eyeline.exact.call import probability
+from eyeline.checks import check_number, check_sizes, probability
 from eyeline.layers import FeedForward, LayerCache, by_rows
-from eyeline.layers.checks import check_sizes
 from eyeline.layers.feedforward import Activation
 from eyeline.mechanisms import Mechanism, Recipe
 from eyeline.models.base import (

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache, recount
+from eyeline.checks import check_sizes
 from eyeline.encodings.rotary import Rotary, Tables
 from eyeline.encodings.rotary_scaling import Scaling
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import GatedFeedForward, LayerCache, by_rows, rms_norm
-from eyeline.layers.checks import check_sizes
 from eyeline.mechanisms import Mechanism, Recipe
-from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart
+from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart, made
+from eyeline.layers.stack import attend
 from eyeline.models.config_reader import Attributes, read_rotary
 from eyeline.patterns import Causal, Pattern, sliding_window
 from eyeline.tokens import Tokens

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.checks import check_tokens
 from eyeline.tokens import Tokens
@@ -35,7 +36,7 @@ def pooled(hidden: Tensor, tokens: Tokens | None = None, how: Pooling = "mean") 
     if how == "max":
         most = hidden.masked_fill(~real, -torch.inf).amax(1)
         return most.masked_fill(~real.any(1), 0.0)
-    wide = torch.promote_types(hidden.dtype, torch.float32)
+    wide = wide_dtype(hidden)
     total = hidden.masked_fill(~real, 0.0).sum(1, dtype=wide)
     return (total / real.sum(1).clamp(min=1)).to(hidden.dtype)
 

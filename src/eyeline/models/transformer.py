@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eyeline.caches import Cache
-from eyeline.checks import check_number, check_size
+from eyeline.checks import check_number, check_size, probability
 from eyeline.encodings import Sinusoidal
-from eyeline.exact.call import probability
 from eyeline.layers import (
     Block,
     DecoderBlock,

@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 
+from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import Pattern
 from eyeline.planning.dense import described, settled
@@ -82,9 +83,13 @@ class Asked:
 
     def __post_init__(self) -> None:
         for name in ("length", "key_length"):
-            _check(name, getattr(self, name), least=0)
+            self._check(name, least=0)
         for name in ("heads", "kv_heads", "head_dim", "value_dim"):
-            _check(name, getattr(self, name), least=1)
+            self._check(name, least=1)
+
+    def _check(self, name: str, *, least: int) -> None:
+        if getattr(self, name) is not None:
+            check_size(name, getattr(self, name), least=least)
 
     def known(self, name: str, **own: int | None) -> Asked:
         """With what a mechanism was made for. Raises InvalidArgument if it was not for this."""
@@ -147,13 +152,6 @@ def of_pattern(
 def numbers_in(module: torch.nn.Module) -> int:
     """How many trained numbers a module holds."""
     return sum(x.numel() for x in module.parameters())
-
-
-def _check(name: str, size: object, *, least: int) -> None:
-    if size is None:
-        return
-    if isinstance(size, bool) or not isinstance(size, int) or size < least:
-        raise InvalidArgument(f"{name}={size!r}: a whole number from {least}")
 
 
 class Countable(ABC):
@@ -329,7 +327,7 @@ def _traffic(work: Work, dtype: torch.dtype, backward: bool) -> int:
         return dtype.itemsize * work.numbers
     call: Call = work.call
     output = dtype.itemsize * call.heads * call.length * call.value_dim
-    lse = torch.promote_types(dtype, torch.float32).itemsize * call.heads * call.length
+    lse = wide_dtype(dtype).itemsize * call.heads * call.length
     inputs = dtype.itemsize * work.numbers - output
     forward = inputs + output + lse
     # Read again, with the output's gradient; the inputs' gradients are as large as they are.

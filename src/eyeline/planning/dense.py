@@ -58,7 +58,7 @@ _SLOT = 192
 
 def check_memory(queries: int, keys: int) -> None:
     """Raise InvalidArgument, with the estimate, if planning would need more than there is."""
-    needed, there = (queries + keys) * _SLOT, _memory()
+    needed, there = (queries + keys) * _SLOT, installed()
     if there is not None and needed > there:
         raise InvalidArgument(
             f"planning {queries:,} queries × {keys:,} keys takes about {needed / 2**30:,.0f} GiB, "
@@ -67,8 +67,8 @@ def check_memory(queries: int, keys: int) -> None:
         )
 
 
-def _memory() -> int | None:
-    """The machine's memory in bytes, or None where it does not say."""
+def installed() -> int | None:
+    """Bytes of memory that the machine has, or None where the system does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import FULL, PARTIAL, Pattern
 from eyeline.planning.dense import described, settled
@@ -215,8 +216,7 @@ def block_mask(
 
 
 def _check(pattern: Pattern, q: Tokens, k: Tokens, block_size: int) -> None:
-    if block_size < 1:
-        raise InvalidArgument(f"block_size={block_size}: at least 1")
+    check_size("block_size", block_size)
     if not q.length or not k.length:
         raise InvalidArgument(f"a block mask needs queries and keys, got {q.length} and {k.length}")
 

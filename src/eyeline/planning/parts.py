@@ -111,7 +111,7 @@ class Plan:
     @property
     def area(self) -> int:
         """How many pairs the parts compute, allowed or not."""
-        return sum(_area(part) for part in self.parts)
+        return sum(area_of(part) for part in self.parts)
 
     @property
     def cost(self) -> int:
@@ -145,7 +145,7 @@ def _lines(made: Plan, indent: str) -> list[str]:
     blocks = [part for part in made.parts if not isinstance(part, Reordered)]
     for kind in dict.fromkeys(type(part) for part in blocks):
         parts = [part for part in blocks if type(part) is kind]
-        area = sum(_area(part) for part in parts)
+        area = sum(area_of(part) for part in parts)
         lines.append(f"{indent}{len(parts):>6,} × {kind.__name__.lower():<9} {area:>16,} pairs")
     for part in made.parts:
         if isinstance(part, Reordered):
@@ -157,12 +157,13 @@ def _lines(made: Plan, indent: str) -> list[str]:
 
 def _cost(part: Part) -> int:
     if not isinstance(part, Reordered):
-        return _area(part) + _CALL
+        return area_of(part) + _CALL
     orders = (part.q_order, part.k_order)
     return part.plan.cost + _PLACE * sum(len(each.slots) for each in orders if each is not None)
 
 
-def _area(part: Part) -> int:
+def area_of(part: Part) -> int:
+    """How many pairs a part computes, allowed or not."""
     if isinstance(part, Reordered):
         return part.plan.area
     if isinstance(part, Run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import (
     And,
@@ -108,8 +109,8 @@ def dilated_path(left: int, right: int, length: int) -> int:
 
     Raises InvalidArgument for negative widths and lengths. van den Oord et al. 2016 (WaveNet).
     """
-    if min(left, right, length) < 0:
-        raise InvalidArgument(f"left={left}, right={right}, length={length}: at least 0")
+    for name, size in (("left", left), ("right", right), ("length", length)):
+        check_size(name, size, least=0)
     narrow = min((way for way in (left, right) if way > 0), default=0)
     layers, reached = 0, 1
     while narrow and reached < length:

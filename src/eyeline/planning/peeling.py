@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import And, Full, Not, Or, Pattern, View
 from eyeline.tokens import Tokens
@@ -139,8 +140,7 @@ def rules(pattern: Pattern, heads: int) -> list[tuple[Pattern, int]]:
     Raises InvalidArgument for a pattern that differs per batch row, or was made for another
     number of heads.
     """
-    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-        raise InvalidArgument(f"heads={heads!r}: a whole number from 1")
+    check_size("heads", heads)
     if "batch" in pattern.varies_by:
         raise InvalidArgument(
             f"{pattern} differs per batch row: choose one with pattern.at(batch, head)"

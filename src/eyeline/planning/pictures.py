@@ -9,7 +9,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from eyeline.errors import InvalidArgument
+from eyeline.checks import check_size
 from eyeline.patterns import EMPTY, FULL, PARTIAL, Bounds, Pattern
 from eyeline.patterns.base import UNKNOWN
 from eyeline.planning.dense import described, on_host, settled
@@ -329,8 +329,7 @@ def picture(
 
     Other arguments and errors as for ``plan``.
     """
-    if cells < 1:
-        raise InvalidArgument(f"cells={cells}: at least 1")
+    check_size("cells", cells)
     q, k = described(pattern, length, key_length, q_tokens, k_tokens)
     pattern = settled(pattern, q, k)
     q, k = one_sequence(pattern, None, None, q, k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.patterns.remember import remember
@@ -37,8 +38,7 @@ def plan(
     Raises InvalidArgument for tokens of several rows and patterns that differ per batch row or
     head: ask for one of them (``tokens.row(b)``, ``pattern.at(b, h)``).
     """
-    if tile < 1:
-        raise InvalidArgument(f"tile={tile}: at least 1")
+    check_size("tile", tile)
     q_tokens, k_tokens = one_sequence(pattern, length, key_length, q_tokens, k_tokens)
     return planned(pattern, q_tokens, k_tokens, tile)
 

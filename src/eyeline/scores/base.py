@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.scores.columns import Columns, ColumnsOf, tabulate
 from eyeline.tokens import Tokens
 
@@ -51,7 +52,7 @@ class Pairs:
     def _table(
         self, curve: Callable[[Tensor], Tensor], distances: Tensor, vector: tuple[int, ...] | None
     ) -> Tensor:
-        wide = torch.promote_types(self.query.dtype, torch.float32)
+        wide = wide_dtype(self.query)
         return tabulate(curve, distances, self.query.shape[1], wide, vector)
 
 

@@ -9,11 +9,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eyeline.checks import check_heads, check_size
+from eyeline.checks import check_heads, check_size, widened
 from eyeline.errors import InvalidArgument
 from eyeline.scores.base import Reach, ScoreMod, Step
 from eyeline.scores.by_distance import Bias, Factor
-from eyeline.scores.columns import widened
 
 # ALiBi: the further away a key stands, the more its score loses, in each head at its own rate.
 

@@ -45,11 +45,6 @@ def tabulate(
     return found.to(dtype)
 
 
-def widened(x: Tensor) -> Tensor:
-    """x in float32 at least: many pairs read one entry, whose gradient is a sum over them all."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 class Columns(ABC):
     """The entries of a table that a block of N × R × C pairs reads.
 

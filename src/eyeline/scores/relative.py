@@ -8,11 +8,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eyeline.checks import check_heads, check_size, check_width
+from eyeline.checks import check_heads, check_size, check_width, wide_dtype, widened
 from eyeline.encodings.added import Sinusoidal
 from eyeline.scores.base import Block, Curve, Pairs, Reach, ScoreMod, ScoreStep, Step, Table
 from eyeline.scores.by_distance import Bias, Product, Values
-from eyeline.scores.columns import widened
 
 # Shaw: a trained vector for each clipped distance meets the query, and joins the values.
 
@@ -134,7 +133,7 @@ class TransformerXL(nn.Module, ScoreMod):
 
     def places(self, distances: Tensor) -> Tensor:
         """W R[-distance] of int64 distances (D,), key minus query: (num_heads, D, head_dim)."""
-        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        wide = wide_dtype(self.weight)
         table = self.encoding.table(distances.abs(), dtype=wide).unflatten(-1, (-1, 2))
         # The sine of a negative angle is negative, its cosine is not.
         sines = table[..., 0] * torch.where(distances > 0, -1, 1)[:, None]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from eyeline.checks import wide_dtype
 from eyeline.exact.dispatch import Kernel
 from eyeline.kernels import reference
 from eyeline.kernels.request import Request, mask_of, pairs_of
@@ -87,7 +88,7 @@ def unfused(request: Request) -> tuple[Tensor, Tensor]:
         weight = change.define(weight, pairs).to(k.dtype)
     out = weight @ v
     for extra in request.output_steps:
-        out = out + extra.define(weight.to(_wide(k)), pairs).to(k.dtype)
+        out = out + extra.define(weight.to(wide_dtype(k)), pairs).to(k.dtype)
     return out, score.logsumexp(-1)
 
 
@@ -144,10 +145,6 @@ def distance(found: Tensor, right: Tensor) -> float:
     difference = (found.detach().double() - right.double()).abs()
     assert not difference.isnan().any(), "NaN where the reference has none"
     return float(difference.max()) if difference.numel() else 0.0
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _size(x: Tensor) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, final
 
+from eyeline.checks import check_number, check_size, check_sizes, probability
 from eyeline.errors import CheckpointError, InvalidArgument
 
 TaskName = Literal["lm", "mlm", "classify", "seq2seq"]
@@ -82,8 +83,7 @@ class Run:
     def __post_init__(self) -> None:
         _check_shape(self.shape)
         _check_course(self.course)
-        if not 0.0 <= self.source.validation < 1.0:
-            raise InvalidArgument(f"validation={self.source.validation:g}: a share from 0 to 1")
+        probability("validation", self.source.validation)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, the same that ``from_json`` reads."""
@@ -141,29 +141,22 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_shape(shape: Shape) -> None:
-    for name in ("layers", "width", "heads"):
-        if getattr(shape, name) < 1:
-            raise InvalidArgument(f"{name}={getattr(shape, name)}: at least 1")
-    if shape.length < 2:
-        raise InvalidArgument(f"length={shape.length}: at least 2 tokens")
+    check_sizes(layers=shape.layers, width=shape.width, heads=shape.heads)
+    check_size("length", shape.length, least=2)
     if shape.width % shape.heads:
         raise InvalidArgument(
             f"width {shape.width} is not divisible by {shape.heads} heads; for instance width "
             f"{shape.width // shape.heads * shape.heads or shape.heads} is"
         )
-    if not 0.0 <= shape.dropout < 1.0:
-        raise InvalidArgument(f"dropout={shape.dropout:g}: a probability below 1")
+    probability("dropout", shape.dropout)
 
 
 def _check_course(course: Course) -> None:
-    for name in ("steps", "batch_tokens"):
-        if getattr(course, name) < 1:
-            raise InvalidArgument(f"{name}={getattr(course, name)}: at least 1")
-    for name in ("rate", "clip"):
-        if not 0.0 < getattr(course, name) < float("inf"):
-            raise InvalidArgument(f"{name}={getattr(course, name):g}: more than 0")
-    if course.weight_decay < 0 or course.warmup < 0:
-        raise InvalidArgument("weight_decay and warmup are at least 0")
+    check_sizes(steps=course.steps, batch_tokens=course.batch_tokens)
+    check_size("warmup", course.warmup, least=0)
+    check_number("rate", course.rate)
+    check_number("clip", course.clip)
+    check_number("weight_decay", course.weight_decay, equal=True)
     if course.precision not in ("float32", "bfloat16"):
         raise InvalidArgument(f'precision={course.precision!r}: "float32" or "bfloat16"')
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.loading.native_folder import FILE, read_tokenizer
 from eyeline.tokenizer import AnyTokenizer
@@ -74,8 +75,7 @@ def train(
     """
     # A link stays a link: what is exchanged is the folder that it leads to.
     place, processes = Path(folder).resolve(), joined()
-    if every < 1:
-        raise InvalidArgument(f"every={every}: at least 1")
+    check_size("every", every)
     if resume:
         run.check_resumes(read_run(place))
     elif processes.first:

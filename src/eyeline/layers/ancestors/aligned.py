@@ -8,10 +8,10 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import check_sizes, probability
 from eyeline.errors import NotSupported
 from eyeline.exact import attention
-from eyeline.exact.call import probability
-from eyeline.layers.checks import check_input, check_sizes, check_tokens
+from eyeline.layers.checks import check_input, check_tokens
 from eyeline.layers.ordering import nobody
 from eyeline.patterns import Full
 from eyeline.planning.cost import Asked, Countable, Work, numbers_in

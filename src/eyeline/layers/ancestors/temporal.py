@@ -8,9 +8,10 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import check_sizes, wide_dtype
 from eyeline.errors import NotSupported
 from eyeline.exact import attention, attention_weights
-from eyeline.layers.checks import check_input, check_sizes, check_tokens
+from eyeline.layers.checks import check_input, check_tokens
 from eyeline.layers.ordering import nobody, order_of
 from eyeline.patterns import Causal, Window
 from eyeline.planning.cost import Asked, Countable, Work, numbers_in, of_pattern
@@ -188,7 +189,7 @@ class IntraTemporal(nn.Module, Countable):
         unseen = _unseen(memory, k_tokens)
         memory = memory.masked_fill(unseen[..., None], 0.0)
         # Sums over many steps, and the logarithm of nothing, are too large for half types.
-        wide = torch.promote_types(query.dtype, torch.float32)
+        wide = wide_dtype(query)
         score = (order.take(query) @ self.project(memory).to(query.dtype).mT).to(wide)
         there = order.there(query)
         counted = score if there is None else score.masked_fill(~there[..., None], _NOTHING)

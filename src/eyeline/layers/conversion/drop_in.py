@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from eyeline.checks import probability
 from eyeline.errors import NotSupported
 from eyeline.exact import attention
-from eyeline.exact.call import probability
 from eyeline.layers.conversion.masks import (
     Sizes,
     check_inputs,

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from eyeline.checks import check_size
+from eyeline.checks import check_size, probability, wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_with_lse
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.kernels.merge import merge
 from eyeline.mechanisms.fewer.places import (
@@ -68,7 +68,7 @@ class GroupMean(nn.Module):
         if groups.full:
             return groups.take(x).mean(3)
         # Sums of half types overflow where their mean does not.
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = wide_dtype(x)
         total, count = groups.take(x).sum(3, dtype=wide), groups.real.sum(3).clamp(min=1)
         return (total / count).to(x.dtype)
 
@@ -111,9 +111,9 @@ def centroids(key: Tensor, value: Tensor, order: Places, factor: int, rounds: in
     keys, values = order.take(key), order.take(value)
     real = order.real[:, None].expand(key.shape[0], key.shape[1], -1)
     with torch.no_grad():
-        chosen = _chosen(keys.to(_wide(key)), real, factor, rounds)
+        chosen = _chosen(keys.to(wide_dtype(key)), real, factor, rounds)
     shape, count = keys.shape[:2], -(-keys.shape[2] // factor)
-    flat = [x.to(_wide(x)).flatten(0, 1) for x in (keys, values)]
+    flat = [x.to(wide_dtype(x)).flatten(0, 1) for x in (keys, values)]
     (key_mean, size), (value_mean, _) = (means(x, chosen.flatten(0, 1), count) for x in flat)
     found = key_mean.to(keys.dtype), value_mean.to(values.dtype), size.to(flat[0].dtype).squeeze(-1)
     return Centroids(*(x.unflatten(0, shape) for x in found))
@@ -135,10 +135,6 @@ def _first(keys: Tensor, real: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     live = place < used
     slot = ((2 * place + 1) * there // (2 * used).clamp(min=1)).masked_fill(~live, 0)
     return keys.gather(2, slot[..., None].expand(-1, -1, -1, keys.shape[3])), live
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 By = Literal["conv", "mean", "max", "centroids"]

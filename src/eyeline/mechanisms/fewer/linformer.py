@@ -9,10 +9,10 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from eyeline.checks import check_size
+from eyeline.checks import check_size, probability
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_weights
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.mechanisms.base import Heads, Mechanism, ProjectsLast, register
 from eyeline.mechanisms.fewer.places import at_positions, everybody, without_documents
 from eyeline.patterns import Full, Pattern

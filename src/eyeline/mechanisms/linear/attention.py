@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eyeline.caches import Cache, LayerCache, Layout, State
-from eyeline.checks import check_size
+from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.request import mask_of
@@ -307,7 +307,7 @@ class LinearAttention(Mechanism):
         batch, num_kv_heads, head_dim = layout.batch, layout.num_kv_heads, layout.head_dim
         dtype, device = layout.dtype, layout.device
         with torch.inference_mode(False):
-            like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=device)
+            like = torch.empty(0, dtype=wide_dtype(dtype), device=device)
             sums = no_sums(
                 (batch, num_kv_heads, self.features), head_dim,
                 like=like, logarithmic=self.feature_map.logarithmic,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from eyeline.checks import wide_dtype
 from eyeline.mechanisms.linear.features import FeatureMap
 from eyeline.mechanisms.linear.sums import (
     NOTHING,
@@ -324,7 +325,7 @@ def dense_weights(query: Tensor, key: Tensor, feature_map: FeatureMap, mask: Ten
     query (B, H, L, E), key (B, Hk, S, E), mask bool, broadcasting with (B, H, L, S). A row sums to
     1, or to 0 if there is nothing in it. Memory is L·S, times F for maps that give log φ.
     """
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query)
     fq = feature_map(query.to(wide))
     fk = feature_map(key.to(wide)).repeat_interleave(query.shape[1] // key.shape[1], 1)
     if feature_map.logarithmic:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import check_number, check_size
 from eyeline.errors import InvalidArgument
 
 
@@ -77,8 +78,7 @@ class Relu(FeatureMap):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.eps < math.inf:
-            raise InvalidArgument(f"relu eps={self.eps}: at least 0")
+        check_number("relu eps", self.eps, equal=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.relu() + self.eps
@@ -105,9 +105,8 @@ class Favor(nn.Module, FeatureMap):
     def __init__(self, head_dim: int, features: int | None = None, *, seed: int = 0) -> None:
         super().__init__()
         features = features if features is not None else _enough(head_dim)
-        for name, size in (("head_dim", head_dim), ("features", features)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise InvalidArgument(f"favor {name}={size!r}: a whole number from 1")
+        check_size("favor head_dim", head_dim)
+        check_size("favor features", features)
         self.projection: Tensor
         self.register_buffer("projection", orthogonal_rows(features, head_dim, seed=seed))
 

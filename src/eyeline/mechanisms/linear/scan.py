@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import wide_dtype
 from eyeline.mechanisms.linear.chunks import Marks, chunk_slopes, dense_linear, run_chunks
 from eyeline.mechanisms.linear.features import FeatureMap
 from eyeline.mechanisms.linear.sums import (
@@ -68,7 +69,7 @@ def stepped(heads: tuple[Tensor, Tensor, Tensor], sums: Sums, scan: Scan) -> tup
 
 def start(key: Tensor, value: Tensor, feature_map: FeatureMap) -> Sums:
     """The sums of no keys, for keys and values of these shapes."""
-    wide = key.new_empty(0, dtype=torch.promote_types(key.dtype, torch.float32))
+    wide = key.new_empty(0, dtype=wide_dtype(key))
     shape = (*key.shape[:2], feature_map.count(key.shape[3]))
     return no_sums(shape, value.shape[3], like=wide, logarithmic=feature_map.logarithmic)
 
@@ -112,7 +113,7 @@ def _pieces(heads: tuple[Tensor, ...], sums: Sums) -> Iterator[tuple[int, int, i
 
 
 def _cut(heads: tuple[Tensor, ...], first: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.promote_types(heads[0].dtype, torch.float32)
+    wide = wide_dtype(heads[0])
     query, key, value = (x[:, :, first:stop].to(wide) for x in heads)
     return query, key, value
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eyeline.checks import check_size
+from eyeline.checks import check_size, probability, wide_dtype
 from eyeline.errors import NotSupported
 from eyeline.exact.attention import attention, attention_with_lse
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.merge import share
 from eyeline.kernels.route import Route
@@ -216,7 +216,7 @@ def clusters_of(call: Call, clusters: int, topk: int, rounds: int) -> Clusters:
 def _clusters(
     call: Call, q_tokens: Tokens, k_tokens: Tokens, clusters: int, topk: int, rounds: int
 ) -> Clusters:
-    wide = torch.promote_types(call.query.dtype, torch.float32)
+    wide = wide_dtype(call.query)
     query, key = call.query.to(wide), call.key.to(wide)
     chosen = clustered(query, q_tokens, clusters, rounds)
     tokens = centre_tokens(q_tokens, clusters)

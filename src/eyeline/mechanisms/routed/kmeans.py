@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eyeline.checks import check_number, check_size
+from eyeline.checks import check_number, check_size, probability, wide_dtype, widened
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, check_pattern_heads
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.base import Causality, Heads, register
@@ -105,7 +105,7 @@ def check_centroids(call: Call, centroids: Tensor) -> None:
 
 def units(call: Call) -> Unit:
     """x/‖x‖ of queries and keys, in float32, or float64 for float64; 0 stays 0."""
-    wide = torch.promote_types(call.query.dtype, torch.float32)
+    wide = wide_dtype(call.query)
     query, key = unit(call.query.to(wide)), unit(call.key.to(wide))
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, 1) if groups > 1 else key

@@ -10,9 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from eyeline.checks import check_size
+from eyeline.checks import check_size, probability
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, check_pattern_heads
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.base import register

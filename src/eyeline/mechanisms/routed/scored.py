@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eyeline.checks import widened
 from eyeline.patterns import EMPTY, FULL, Pattern
 from eyeline.planning.dense import settled
 from eyeline.planning.refine import Level, pyramid, verdicts
@@ -166,7 +167,7 @@ def sheets(of: Scored) -> Iterator[Sheet]:
     if not length or not keys or not lanes:
         return
     query = of.query.reshape(*of.shape, -1)
-    key = _wide(of.key).reshape(lanes, keys, -1)
+    key = widened(of.key).reshape(lanes, keys, -1)
     for part in _parts(of, group):
         yield from _of_part(part, query, key, of.scale)
 
@@ -199,14 +200,10 @@ def _of_part(part: _Part, query: Tensor, key: Tensor, scale: float) -> Iterator[
         seen = mask(part.rule, part.q_tokens, part.k_tokens, queries, unsure, key.device)
         for first in range(part.lanes.start, part.lanes.stop, step):
             at = slice(first, min(first + step, part.lanes.stop)), part.heads, queries
-            asking = (_wide(query[at]) * scale).flatten(1, 2)
+            asking = (widened(query[at]) * scale).flatten(1, 2)
             scores = asking @ key[at[0], span.start : span.stop].mT
             scores = scores.unflatten(1, (group, -1))
             if seen.numel():
                 cut = slice(span.sure - span.start, span.unsure - span.start)
                 scores[..., cut].masked_fill_(~seen, -torch.inf)
             yield Sheet(scores, span.start, at)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eyeline.checks import check_number, check_size
+from eyeline.checks import check_number, check_size, probability
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, probability
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.autograd import eager, only_once
 from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.routed.attend import Coverage, in_words

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument
 from eyeline.mechanisms.routed.sorting import Sorting
 
@@ -87,7 +88,7 @@ def descriptors(keys: Tensor, work: Sorting, *, causal: bool) -> tuple[Tensor, T
     that takes is described by the mean of all keys of its document up to its first, which all
     its queries know. Both are float32 or wider.
     """
-    wide, real = torch.promote_types(keys.dtype, torch.float32), work.k.real
+    wide, real = wide_dtype(keys), work.k.real
     total, count = keys.sum(3, dtype=wide), real.sum(2)[:, None, :, None].to(wide)
     giving = total / count.clamp(min=1)
     if not causal:

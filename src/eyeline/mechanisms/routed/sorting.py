@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.checks import wide_dtype
 from eyeline.mechanisms.routed.clusters import at_once
 from eyeline.mechanisms.routed.position_blocks import PositionBlocks, position_blocks
 from eyeline.tokens import NOBODY, Tokens
@@ -36,7 +37,7 @@ def balanced(scores: Tensor, may: Tensor, *, iterations: int, causal: bool = Fal
     al. 2020, "Sparse Sinkhorn Attention".
     """
     count = at_once(2 * scores.shape[-1] ** 2)  # of float64
-    wide = torch.promote_types(scores.dtype, torch.float32)
+    wide = wide_dtype(scores)
     if not scores.numel():
         return scores.to(wide)
     each = may.expand(scores.shape[0], -1, -1)
@@ -90,7 +91,7 @@ def _balanced(scores: Tensor, may: Tensor, iterations: int, causal: bool) -> Ten
     for _ in range(iterations):
         p = p * (sums(p) + empty_columns).reciprocal()
         p = p * (p.sum(-1, keepdim=True) + empty_rows).reciprocal()
-    return p.to(torch.promote_types(scores.dtype, torch.float32))
+    return p.to(wide_dtype(scores))
 
 
 def _sums(p: Tensor) -> Tensor:
