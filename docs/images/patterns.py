@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from eyeline import Tokens, parse
-from eyeline.cli.plan_output import draw_gallery
+from eyeline.cli.plan import draw_gallery
 from eyeline.planning.pictures import Picture, picture
 
 LENGTH = 64

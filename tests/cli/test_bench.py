@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from eyeline.cli.bench_output import crossing
+from eyeline.cli.bench import crossing
 from eyeline.kernels import KERNELS
 from eyeline.measuring import Case, Shape, Sweep
 

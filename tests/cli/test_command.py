@@ -135,7 +135,7 @@ def test_what_ends_a_command_from_outside(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("eyeline.cli.output.print_json", fail)
+    monkeypatch.setattr("eyeline.cli.models.print_json", fail)
     found = eyeline("models", "--json")
     assert found.status == status
     assert told in found.err and len(found.err.strip().splitlines()) <= 1
@@ -145,7 +145,7 @@ def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("eyeline.cli.output.print_json", fail)
+    monkeypatch.setattr("eyeline.cli.models.print_json", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         run(["models", "--json"])
 

@@ -70,7 +70,7 @@ def test_on_a_narrow_terminal_no_number_is_cut(
 ) -> None:
     from rich.console import Console
 
-    monkeypatch.setattr("eyeline.cli.compare_output.console", lambda: Console(width=80))
+    monkeypatch.setattr("eyeline.cli.compare.console", lambda: Console(width=80))
     found = eyeline("compare", model, "--text", text, *FIXED, *PATTERNS)
     assert "Facts still found" in found.out and "…" not in found.out.split("pairs: of")[0]
     assert max(map(len, found.out.splitlines())) <= 80

@@ -68,7 +68,7 @@ def test_the_picture_and_the_table(eyeline: Command) -> None:
 def test_a_narrow_terminal(eyeline: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    monkeypatch.setattr("eyeline.cli.plan_output.console", lambda: Console(width=72))
+    monkeypatch.setattr("eyeline.cli.plan.console", lambda: Console(width=72))
     found = eyeline("plan", "streaming(256, 4)", "--length", 4099)
     assert found.status == 0 and max(map(len, found.out.splitlines())) <= 72
 

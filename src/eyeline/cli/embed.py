@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype, read_texts
+from eyeline.cli.options import (
+    PATTERN_HELP,
+    Json,
+    ModelDtype,
+    read_pattern,
+    read_texts,
+    torch_dtype,
+)
+from eyeline.cli.output import Bar, counted, environment, print_json, table
 from eyeline.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -52,7 +60,6 @@ def print_cosines(texts: list[str], vectors: Tensor) -> None:
         return
     from rich.console import Console
 
-    from eyeline.cli.output import table
     from eyeline.embedding import cosines
 
     plain = Console(stderr=True, highlight=False)
@@ -112,8 +119,6 @@ def embed(
     ready = _load(model, pattern, dtype, changes)
     encoded, vectors = _embedded(ready, found)
     if as_json:
-        from eyeline.cli.output import print_json
-
         print_json(_answer(ready, found, encoded, vectors))
     else:
         print_vectors(vectors)
@@ -136,8 +141,6 @@ def _load(
     from dataclasses import replace
 
     from eyeline.checkpoints.known import DEFAULT_ENCODER
-    from eyeline.cli.options import read_pattern, torch_dtype
-    from eyeline.cli.output import Bar
     from eyeline.loading import load
     from eyeline.models.sentence import SentenceSettings
 
@@ -158,7 +161,6 @@ def _load(
 
 
 def _embedded(ready: _Ready, texts: list[str]) -> tuple[list[Encoded], Tensor]:
-    from eyeline.cli.output import Bar
     from eyeline.embedding import embed_ids, encode_texts
 
     settings = ready.settings
@@ -177,7 +179,6 @@ def _embedded(ready: _Ready, texts: list[str]) -> tuple[list[Encoded], Tensor]:
 def _answer(
     ready: _Ready, texts: list[str], encoded: list[Encoded], vectors: Tensor
 ) -> dict[str, Any]:
-    from eyeline.cli.output import environment
     from eyeline.embedding import cosines
 
     choices = ready.model.choices()
@@ -200,8 +201,6 @@ def _answer(
 
 
 def _summary(settings: SentenceSettings, vectors: Tensor) -> str:
-    from eyeline.cli.output import counted
-
     how = {"mean": "mean of", "cls": "first of", "max": "largest of"}[settings.how]
     return " · ".join((
         counted(len(vectors), "vector", "vectors"),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype
+from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype, read_pattern
+from eyeline.cli.output import Ready, data_size, environment, load_model, percent, print_json
 from eyeline.errors import InvalidArgument
 from eyeline.reading import plain, read_stdin
 
 if TYPE_CHECKING:
-    from eyeline.cli.output import Ready
     from eyeline.generation import Stream
     from eyeline.models import LanguageModel
     from eyeline.sampling import Sampler
@@ -52,9 +52,6 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Write a text on, token by token."""
-    from eyeline.cli.options import read_pattern
-    from eyeline.cli.output import load_model
-
     name, prompt = _model_and_prompt(words)
     chosen = read_pattern(pattern) if pattern is not None else None
     sampler = _sampler(temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -70,8 +67,6 @@ def generate(
     show = _silent if as_json else _show
     written = _write(ready, writer, show=show)
     if as_json:
-        from eyeline.cli.output import print_json
-
         print_json(_answer(ready, writer, written))
     else:
         print(f"\n{_summary(ready.model, writer, written)}", file=sys.stderr)
@@ -178,8 +173,6 @@ def _numbers(model: LanguageModel, writer: Stream) -> dict[str, Any]:
 
 
 def _answer(ready: Ready, writer: Stream, written: Written) -> dict[str, Any]:
-    from eyeline.cli.output import environment
-
     return {
         "text": written.text,
         "stopped": written.stopped,
@@ -195,8 +188,6 @@ def _answer(ready: Ready, writer: Stream, written: Written) -> dict[str, Any]:
 
 
 def _summary(model: LanguageModel, writer: Stream, written: Written) -> str:
-    from eyeline.cli.output import data_size, percent
-
     if not writer.prompt_seconds:
         return f"interrupted while reading the prompt of {writer.prompt_tokens:,} tokens"
     numbers = _numbers(model, writer)

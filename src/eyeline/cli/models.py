@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eyeline.cli.options import Json
+from eyeline.cli.output import Bar, console, data_size, print_json
 
 if TYPE_CHECKING:
     from eyeline.checkpoints.known import Known
@@ -20,8 +21,6 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the known models and where each is; fetch one."""
-    from eyeline.cli.output import print_json
-
     if fetch is not None:
         path = _fetched(fetch)
         print_json({"name": fetch, "path": str(path)}) if as_json else typer.echo(
@@ -40,7 +39,6 @@ def models(
 
 def _fetched(name: str) -> Path:
     from eyeline.checkpoints.resolve import resolve
-    from eyeline.cli.output import Bar
 
     with Bar(f"looking for {name}") as report:
         return resolve(name, progress=report)
@@ -64,8 +62,6 @@ def _row(known: Known, *, default: str | None) -> dict[str, object]:
 
 
 def _print(rows: list[dict[str, object]]) -> None:
-    from eyeline.cli.output import console, data_size
-
     out = console()
     for row in rows:
         default = f", the default of {row['default']}" if row["default"] else ""

@@ -8,15 +8,13 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from eyeline.cli.options import ModelDtype, torch_dtype
 from eyeline.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.console import Console
     from rich.table import Table
 
     from eyeline.models import LanguageModel
@@ -33,6 +31,9 @@ class Bar:
     """
 
     def __init__(self, what: str = "") -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -76,6 +77,8 @@ def print_json(answer: dict[str, Any]) -> None:
 
 def console() -> Console:
     """Where tables go. Where no terminal says how wide it is, 100 columns."""
+    from rich.console import Console
+
     plain = Console(highlight=False)
     return plain if plain.is_terminal else Console(highlight=False, width=100)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eyeline.cli.output import environment
 from eyeline.errors import EyelineError, InvalidArgument
 from eyeline.exact.call import make_request
 from eyeline.exact.dispatch import reasons
@@ -191,8 +192,6 @@ def _kinds(made: Plan, prefix: str = "") -> dict[str, tuple[int, int]]:
 
 def answer(found: Report) -> dict[str, Any]:
     """The report as one JSON object."""
-    from eyeline.cli.output import environment
-
     asked = found.asked
     refused = isinstance(found.path, str)
     return {

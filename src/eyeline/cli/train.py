@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, final, get_type_hints
 
 import typer
 
-from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype, importing
+from eyeline.cli.options import PATTERN_HELP, Json, ModelDtype, importing, read_pattern
+from eyeline.cli.output import print_json
 from eyeline.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -203,8 +204,6 @@ def _train(task: TaskName, asked: Options) -> None:
     finally:
         leave()
     if first and asked.as_json:
-        from eyeline.cli.output import print_json
-
         print_json(answer(trained))
     elif first:
         show(trained)
@@ -279,8 +278,6 @@ def _with(run: Run, asked: Options) -> Run:
 
 
 def _pattern(text: str, layers: int) -> tuple[str, ...]:
-    from eyeline.cli.options import read_pattern
-
     patterns = read_pattern(text).of_layers(layers)
     return tuple(map(str, patterns)) if isinstance(patterns, list) else (str(patterns),)
 

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from eyeline.cli.options import Json
+from eyeline.cli.options import Json, read_texts
+from eyeline.cli.output import (
+    Bar,
+    console,
+    counted,
+    duration,
+    environment,
+    percent,
+    print_json,
+    table,
+)
 from eyeline.errors import CheckpointError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -23,8 +33,6 @@ if TYPE_CHECKING:
 
 def show(report: Report, seconds: float) -> None:
     """Exact match and character error rate, and what is left where copying is wrong."""
-    from eyeline.cli.output import console, counted, duration, percent, table
-
     out = console()
     made = table(out, "", "exact", "exact where changed", "character errors")
     for name, exact, changed, errors in (
@@ -75,8 +83,6 @@ def translate(
     seconds = perf_counter() - start
     said = None if references is None else _compared(sources, found, references)
     if as_json:
-        from eyeline.cli.output import environment, print_json
-
         print_json({
             "translations": _listed(sources, found, best),
             "report": None if said is None else asdict(said),
@@ -100,8 +106,6 @@ def _asked(
 ) -> tuple[list[str], list[str] | None]:
     """The texts, and what they should become if that is known."""
     if score is None:
-        from eyeline.cli.options import read_texts
-
         return read_texts(texts, file), None
     if texts or file is not None:
         raise InvalidArgument("--score has its own texts: give no TEXT and no --file beside it")
@@ -112,7 +116,6 @@ def _asked(
 
 
 def _load(folder: str) -> _Ready:
-    from eyeline.cli.output import Bar
     from eyeline.loading import load
     from eyeline.models import Transformer
 
@@ -129,7 +132,6 @@ def _load(folder: str) -> _Ready:
 
 
 def _translated(ready: _Ready, sources: list[str], **options: Any) -> list[list[Translation]]:
-    from eyeline.cli.output import Bar
     from eyeline.translation import translate as translate_texts
 
     with Bar("translating") as report:
