@@ -10,8 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from eyeline import Causal, Pattern, SameDocument, Tokens, attention, pairs, sliding_window
 from eyeline import streaming as streaming_pattern
+from eyeline.measuring.timing import ratio, timed
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .machine import product_rate
 from .memory import Probe, peak_beyond
 from .peers import local_attention

@@ -10,9 +10,10 @@ from torch import nn
 
 from eyeline import Full, Window, dense_mask, pairs
 from eyeline.layers.conversion import convert
+from eyeline.measuring.timing import ratio, timed
 from eyeline.patterns import Pattern
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .machine import product_rate
 from .report import Report
 from .settings import Settings

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from eyeline import Causal
 from eyeline.functional import linear_attention
 from eyeline.layers import MultiHeadAttention
+from eyeline.measuring.timing import ratio, timed
 from eyeline.mechanisms import Compressed, LinearAttention, Linformer
 from eyeline.mechanisms.linear.features import Favor
 from eyeline.tokens import Tokens
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .memory import Probe, peak_beyond
 from .report import Report
 from .settings import Settings

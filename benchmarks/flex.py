@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from eyeline import Pattern, Tokens, Window, attention, pairs, sliding_window
+from eyeline.measuring.timing import Times, prepared, ratio, timed
 from eyeline.planning.planner import planned
 
-from .harness import Times, alternate, prepared, ratio, timed
+from .harness import alternate
 from .machine import product_rate
 from .peers import flex_attention, flex_mask
 from .report import Report

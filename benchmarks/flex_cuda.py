@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from eyeline import Pattern, Tokens, attention, parse
+from eyeline.measuring.timing import Ratio, Times, ratio
 from eyeline.planning.flex_blocks import block_mask
 
-from .harness import Ratio, Times, alternate, ratio, say
+from .harness import alternate, say
 from .report import Report
 from .settings import Settings
 

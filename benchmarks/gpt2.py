@@ -9,9 +9,10 @@ import torch
 
 from eyeline.generation import stream
 from eyeline.layers import pack
+from eyeline.measuring.timing import ratio, timed
 from eyeline.models import GPT2, GPT2Config
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .machine import read_rate
 from .peers import transformers_write
 from .pretrained import cache_bytes, linear_bytes

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from eyeline import Causal, Pattern, SameDocument, Tokens, attention, sliding_window, streaming
+from eyeline.measuring.timing import Times, ratio, timed
 
-from .harness import Times, alternate, ratio, timed
+from .harness import alternate
 from .machine import product_rate
 from .report import Report
 from .settings import Settings

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from eyeline import attention, sliding_window
 from eyeline.layers import LayerCache, MultiHeadAttention
+from eyeline.measuring.timing import Times, prepared, ratio, timed
 from eyeline.tokens import Tokens
 
-from .harness import Times, alternate, prepared, ratio, timed
+from .harness import alternate
 from .report import Report
 from .settings import Settings
 

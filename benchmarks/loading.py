@@ -10,8 +10,10 @@ from time import perf_counter
 
 import torch
 
+from eyeline.measuring.timing import Times, ratio
+
 from .fresh import last_json, run_fresh
-from .harness import Times, alternate, ratio
+from .harness import alternate
 from .report import Report
 from .settings import MODEL, Settings
 

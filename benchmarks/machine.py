@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from .harness import repeated_median, timed
+from eyeline.measuring.timing import repeated_median, timed
+from eyeline.planning.dense import installed
 
 _PACKAGES = ("eyeline", "torch", "transformers", "local-attention", "einops", "numpy")
 
@@ -21,7 +22,7 @@ def describe() -> dict[str, object]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round((installed() or 0) / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
@@ -108,11 +109,6 @@ def _processor() -> str:
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _memory_gib() -> float:
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return round(pages * size / 2**30, 1)
 
 
 def _git(*arguments: str) -> str:

@@ -7,14 +7,15 @@ in both. A module takes part by a function `probe(case, length)`.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from statistics import median
 
+from eyeline.measuring.peaks import peak_resident
+
+from .fresh import last_json, run_fresh
 from .harness import say
 from .settings import Settings
 
@@ -44,28 +45,9 @@ def peak_beyond(module: str, case: str, *, length: int, settings: Settings) -> i
 
 def _peak(module: str, case: str, length: int, which: str, settings: Settings) -> int:
     command = [sys.executable, "-m", "benchmarks.memory", module, case, str(length), which]
-    done = subprocess.run(
-        [*command, str(settings.threads)],
-        capture_output=True,
-        text=True,
-        env=settings.environment,
-        cwd=Path(__file__).parent.parent,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    _, printed = run_fresh([*command, str(settings.threads)], settings)
     # Some peers print what they miss: the last line is ours.
-    return int(json.loads(done.stdout.splitlines()[-1])["peak"])
-
-
-def _peak_here() -> int:
-    """The largest resident size of this process so far, in bytes (Linux).
-
-    The usual getrusage would also tell of the parent's size at the time of the fork.
-    """
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("this system does not tell the peak of the resident size")
+    return int(last_json(printed)["peak"])
 
 
 def main() -> None:
@@ -76,7 +58,10 @@ def main() -> None:
     probe: Probe = import_module(f"benchmarks.{module}").probe(case, int(length))
     probe.warm()
     kept = probe.work() if which == "work" else probe.arrays()
-    print(json.dumps({"peak": _peak_here()}))
+    peak = peak_resident()
+    if peak is None:
+        raise RuntimeError("this system does not tell the peak of the resident size")
+    print(json.dumps({"peak": peak}))
     del kept
 
 

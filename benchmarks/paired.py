@@ -211,7 +211,9 @@ def main() -> None:
 
 
 def _compare(asked: argparse.Namespace) -> None:
-    from .harness import alternate, ratio
+    from eyeline.measuring.timing import ratio
+
+    from .harness import alternate
     from .report import Report
     from .settings import RESULTS, Settings, available_cores, quiet_environment
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from eyeline import Blocks, Causal, Global, Pattern, PerHead, Strided, attention, pairs
+from eyeline.measuring.timing import Times, ratio, timed
 from eyeline.patterns import bigbird, longformer, sparse_transformer
 
-from .harness import Times, alternate, ratio, timed
+from .harness import alternate
 from .machine import product_rate
 from .memory import Probe, peak_beyond
 from .peers import Attend

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eyeline import Tokens, parse, plan
+from eyeline.measuring.timing import prepared
 from eyeline.planning.planner import planned
 
-from .harness import alternate, prepared
+from .harness import alternate
 from .memory import Probe, peak_beyond
 from .report import Report
 from .settings import Settings

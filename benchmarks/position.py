@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from eyeline.caches import Cache
 from eyeline.generation import stream
 from eyeline.loading import Loaded
+from eyeline.measuring.timing import prepared, ratio
 from eyeline.patterns import streaming
 
-from .harness import alternate, prepared, ratio
+from .harness import alternate
 from .pretrained import ours
 from .report import Report
 from .settings import MODEL, Settings

@@ -11,9 +11,10 @@ from torch import Tensor
 from eyeline import Causal, pairs, streaming
 from eyeline.checkpoints.resolve import resolve
 from eyeline.loading import Loaded
+from eyeline.measuring.timing import ratio, timed
 from eyeline.patterns import Pattern
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .machine import product_rate
 from .peers import transformers_model
 from .pretrained import ours, reading_flops

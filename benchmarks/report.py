@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from eyeline.measuring.timing import Ratio, Times
+
 from . import machine
-from .harness import Ratio, Times, cell, cells, say
+from .harness import cell, cells, say
 from .settings import Settings
 
 # A machine that others used more than this is not one to measure on.

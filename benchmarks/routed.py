@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from eyeline import Causal
+from eyeline.measuring.timing import Times, ratio, timed
 from eyeline.mechanisms.routed.kmeans import KMeans
 from eyeline.mechanisms.routed.lsh import LSH
 from eyeline.mechanisms.routed.picking import TopK
 from eyeline.mechanisms.routed.sinkhorn import Sinkhorn
 
-from .harness import Times, alternate, ratio, timed
+from .harness import alternate
 from .memory import Probe, peak_beyond
 from .report import Report
 from .routed_peers import Call, reformer, routing_transformer, sinkhorn_transformer

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from eyeline import Causal, Pattern, Strided, Tokens, attention, pairs, parse, plan, sliding_window
+from eyeline.measuring.timing import prepared
 from eyeline.patterns import bigbird, longformer
 from eyeline.planning.planner import planned
 
-from .harness import alternate, prepared
+from .harness import alternate
 from .memory import Probe, peak_beyond
 from .report import Figure, Report
 from .settings import Settings

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from eyeline import attention, sliding_window
+from eyeline.measuring.timing import ratio, timed
 from eyeline.scores import ALiBi, OffsetBias, ScoreMod, Shaw, Softcap, T5Bias, TransformerXL
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .memory import Probe, peak_beyond
 from .report import Report
 from .scaling import exponent

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from eyeline import sliding_window
+from eyeline.measuring.timing import ratio, timed
 from eyeline.models import GPT2, GPT2Config
 from eyeline.patterns import Causal, Pattern
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .report import Report
 from .settings import Settings
 

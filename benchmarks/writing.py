@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from eyeline.checkpoints.resolve import resolve
 from eyeline.generation import stream
+from eyeline.measuring.timing import ratio, timed
 
-from .harness import alternate, ratio, timed
+from .harness import alternate
 from .machine import read_rate
 from .peers import transformers_model, transformers_write
 from .pretrained import cache_bytes, linear_bytes, ours

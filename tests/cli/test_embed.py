@@ -159,7 +159,7 @@ def test_a_language_model_will_do(eyeline: Command, model: Path) -> None:
         (["cat", "\u200b\x07"], r"texts\[1\] is empty"),
         (["--file", "gap.txt"], "--file gap.txt, line 2: the text is empty"),
         (["--file", "none.txt"], "--file none.txt: no such file"),
-        (["--file", "."], "--file .: Is a directory"),
+        (["--file", "."], "--file .: is a directory"),
         (["--file", "empty.txt"], "--file empty.txt: there is no text in it"),
         (["--file", "latin.txt"], "--file latin.txt, line 1: not UTF-8 text .byte 3"),
         (["cat", "--pooling", "sum"], "'sum' is not one of 'mean', 'cls', 'max'"),

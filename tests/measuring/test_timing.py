@@ -2,26 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from eyeline.measuring.timing import Stages, by_turns, crossover
+from eyeline.measuring.timing import (
+    Ratio,
+    Stages,
+    Times,
+    alternate,
+    by_turns,
+    crossover,
+    prepared,
+    ratio,
+    repeated_median,
+    timed,
+)
+
+
+class Clock:
+    """Time that passes only while something runs: as long as ``lasts`` says, run by run."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, **lasts: tuple[float, ...]) -> None:
+        self.now, self.order = 0.0, list[str]()
+        self._lasts = {name: iter(seconds) for name, seconds in lasts.items()}
+        patch.setattr("eyeline.measuring.timing.perf_counter", lambda: self.now)
+
+    def run(self, name: str) -> Callable[[], None]:
+        def run() -> None:
+            self.order.append(name)
+            self.now += next(self._lasts[name])
+
+        return run
 
 
 def test_runs_take_turns_and_the_first_round_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    order: list[str] = []
-    clock = [0.0]
-    lasts = {"a": iter((100.0, 1.0, 9.0, 2.0)), "b": iter((100.0, 5.0, 5.0, 7.0))}
-
-    def run(name: str) -> None:
-        order.append(name)
-        clock[0] += next(lasts[name])
-
-    monkeypatch.setattr("eyeline.measuring.timing.perf_counter", lambda: clock[0])
-    found = by_turns({"a": lambda: run("a"), "b": lambda: run("b")}, rounds=3)
-    assert order == ["a", "b"] * 4
+    clock = Clock(monkeypatch, a=(100.0, 1.0, 9.0, 2.0), b=(100.0, 5.0, 5.0, 7.0))
+    told: list[tuple[str, int, int]] = []
+    runs = {name: clock.run(name) for name in "ab"}
+    found = by_turns(runs, rounds=3, progress=lambda *step: told.append(step))
+    assert clock.order == [*"ba", *"ab", *"ba", *"ab"]
     assert found == {"a": 2.0, "b": 5.0}
+    assert told == [("timing", done, 8) for done in range(9)]
+
+
+def test_each_round_begins_with_another_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, a=(9.0, 1.0, 2.0), b=(9.0, 2.0, 1.0), c=(9.0, 4.0, 4.0))
+    told: list[tuple[str, int, float]] = []
+    cases = {name: timed(clock.run(name)) for name in "abc"}
+    times = alternate(cases, rounds=2, tell=lambda *step: told.append(step))
+    assert clock.order == [*"cab", *"abc", *"bca"]
+    assert told[:4] == [("c", -1, 9.0), ("a", -1, 9.0), ("b", -1, 9.0), ("a", 0, 1.0)]
+    assert times["a"] == Times((1.0, 2.0)) and times["a"].spread == (1.0, 2.0)
+    assert times["c"].median == 4.0
+    assert ratio(times["a"], times["b"]) == Ratio(1.0, 0.5, 2.0)
+    assert alternate({}, rounds=2) == {}
+
+
+def test_what_is_prepared_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, making=(70.0,) * 3, work=(1.0, 3.0, 2.0))
+
+    def prepare() -> Callable[[], None]:
+        clock.run("making")()
+        return clock.run("work")
+
+    assert repeated_median(prepared(prepare), 3) == 2.0
 
 
 @pytest.mark.parametrize(

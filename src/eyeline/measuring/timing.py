@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import TypeVar, final
@@ -44,22 +46,96 @@ class Stages:
 Name = TypeVar("Name")
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one case, one for each round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The least and the most."""
+        return min(self.seconds), max(self.seconds)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the first takes of the second: medians, and the range over the rounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio(first: Times, second: Times) -> Ratio:
+    """median(first) / median(second); the range pairs what was measured in the same round."""
+    paired = [a / b for a, b in zip(first.seconds, second.seconds, strict=True)]
+    return Ratio(first.median / second.median, min(paired), max(paired))
+
+
+def timed(work: Callable[[], object]) -> Callable[[], float]:
+    """Measures work as it stands, in seconds."""
+    return prepared(lambda: work)
+
+
+def prepared(prepare: Callable[[], Callable[[], object]]) -> Callable[[], float]:
+    """Measures only what ``prepare`` returns; the preparation is done anew for each measurement."""
+
+    def measure() -> float:
+        work = prepare()
+        start = perf_counter()
+        work()
+        return perf_counter() - start
+
+    return measure
+
+
+def repeated_median(measure: Callable[[], float], times: int) -> float:
+    """The median of so many measurements."""
+    return median(measure() for _ in range(times))
+
+
+def alternate(
+    cases: Mapping[Name, Callable[[], float]],
+    *,
+    rounds: int,
+    warmups: int = 1,
+    tell: Callable[[Name, int, float], object] = lambda name, turn, seconds: None,
+) -> dict[Name, Times]:
+    """What each case measures. Every round asks each once, so that a slow moment hits all.
+
+    It begins with another case each round, after ``warmups`` rounds that are not counted: they
+    make plans and wake threads. tell: called after each, with its name, the round from 0 on
+    (below 0: a warm-up), and what was measured.
+    """
+    names = list(cases)
+    kept: dict[Name, list[float]] = {name: [] for name in names}
+    for turn in range(-warmups, rounds):
+        first = turn % max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            seconds = cases[name]()
+            if turn >= 0:
+                kept[name].append(seconds)
+            tell(name, turn, seconds)
+    return {name: Times(tuple(seconds)) for name, seconds in kept.items()}
+
+
 def by_turns(
     runs: Mapping[Name, Callable[[], object]], *, rounds: int = 5, progress: Progress = silent
 ) -> dict[Name, float]:
-    """Median seconds of each run. Every round runs each once, so that a slow moment hits all.
+    """Median seconds of each run, by ``alternate``; progress counts the runs."""
+    total, done = (rounds + 1) * len(runs), count()
 
-    One round more comes first and is not counted: it makes plans and wakes threads.
-    """
-    seconds: dict[Name, list[float]] = {name: [] for name in runs}
-    for turn in range(rounds + 1):
-        for number, (name, run) in enumerate(runs.items()):
-            progress("timing", turn * len(runs) + number, (rounds + 1) * len(runs))
-            start = perf_counter()
-            run()
-            if turn:
-                seconds[name].append(perf_counter() - start)
-    return {name: median(each) for name, each in seconds.items()}
+    def told(name: Name, turn: int, seconds: float) -> None:
+        progress("timing", next(done) + 1, total)
+
+    progress("timing", 0, total)
+    times = alternate({name: timed(run) for name, run in runs.items()}, rounds=rounds, tell=told)
+    return {name: each.median for name, each in times.items()}
 
 
 def crossover(lengths: Sequence[int], speedups: Sequence[float]) -> float | None:
