@@ -12,6 +12,7 @@ from torch import Tensor
 from eyeline.caches.base import Cache, Position
 from eyeline.caches.buffers import Layout
 from eyeline.caches.growing import Growing
+from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -238,7 +239,7 @@ class _Pooled:
 
     def _empty(self, room: int) -> tuple[Tensor, Tensor]:
         layout = self._layout
-        wide = torch.promote_types(layout.dtype, torch.float32)
+        wide = wide_dtype(layout.dtype)
         shape = (layout.layers, layout.batch, layout.num_kv_heads, room, layout.head_dim)
         with torch.inference_mode(False):
             sums = torch.full(shape, self._nothing, dtype=wide, device=layout.device)

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from eyeline.checks import widened
 from eyeline.kernels.product import Pairing, Steps
 from eyeline.kernels.route import Bags, Route, bags, gathered, of_blocks, one_after_the_other
 from eyeline.patterns import Causal, Full, Pattern, SameDocument, Window
@@ -116,7 +117,7 @@ class Piece:
                 (self._k(self.k.position), self.k_slots),
             )
         )
-        wide = query.to(torch.promote_types(query.dtype, torch.float32))
+        wide = widened(query)
         block = Block(
             wide.flatten(0, 1).unsqueeze(1), self.of.work.scale, q, k,
             self.of.row, self.of.first, ColumnsOf(q.position, k.position),

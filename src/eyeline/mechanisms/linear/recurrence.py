@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import check_call
 from eyeline.kernels.autograd import eager
@@ -77,7 +78,7 @@ def decayed_linear_attention_with_state(
     It is what a ``State`` cache keeps: a text read in steps gives what it gives at once.
     """
     call = check_call(query, key, value, Causal(), scale=1.0, q_tokens=tokens, k_tokens=tokens)
-    heads, wide = (call.query, call.key, call.value), _wide(call.query.dtype)
+    heads, wide = (call.query, call.key, call.value), wide_dtype(call.query.dtype)
     if query.shape[2] != key.shape[2]:
         raise InvalidArgument(
             f"{query.shape[2]} queries and {key.shape[2]} keys: each token has both"
@@ -94,10 +95,6 @@ def decayed_linear_attention_with_state(
     marks = Marks() if call.tokens is None else _marks(call.tokens[1]).to(query.device)
     with torch.autocast(query.device.type, enabled=False):
         return eager(lambda: _scan(heads, log_decay, state, marks, normalize=normalize))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _checked_decay(log_decay: Tensor | None, key: Tensor, wide: torch.dtype) -> Tensor | None:
