@@ -16,7 +16,7 @@ SHAPE = Shape(heads=2, dim=8)
 
 
 def one(text: str, length: int = 1024, width: int = 64, heads: int = 4) -> Counted:
-    (row,) = count([kind(text)], length, width, heads).rows
+    (row,) = count([kind(text)], length, width, heads)
     return row
 
 
@@ -39,8 +39,8 @@ def test_the_textbooks_table_comes_out() -> None:
 def test_all_lines_at_all_lengths() -> None:
     for length in (1, 2, 5, 67, 300):
         found = count(standard(length), length, 16, 2)
-        assert len(found.rows) == len({row.label for row in found.rows}) > 15
-        for row in found.rows:
+        assert len(found) == len({row.label for row in found}) > 15
+        for row in found:
             assert row.computed >= row.multiplications > 0 or length == 1, row
             if row.path is None:
                 assert row.unknown is not None
@@ -72,7 +72,7 @@ def test_names_and_their_errors() -> None:
 
 def test_a_path_that_is_not_known_is_said() -> None:
     pattern = bigbird(8, 2, 0)
-    (row,) = count([kind("exact", pattern)], 8192, 16, 2).rows
+    (row,) = count([kind("exact", pattern)], 8192, 16, 2)
     assert row.path is None and row.unknown is not None and "4,096" in row.unknown
     assert row.multiplications > 0
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from eyeline.measuring import Case, Counted, Counts, Kind, Shape, Sweep
+    from eyeline.measuring import Case, Counted, Kind, Shape, Sweep
     from eyeline.measuring.sweeping import Point
     from eyeline.patterns import Pattern
 
@@ -88,9 +88,11 @@ def bench(
         _check_count_only(plot=plot is not None, backward=backward, backend=backend is not None)
     if backend and any(each.name != "exact" for each in kinds):
         raise InvalidArgument("--backend is for patterns; other mechanisms have one way each")
-    counts = _counted(kinds, lengths, heads, dim) if kinds else None
-    if count_only and counts is not None:
-        _show_counts(counts, as_json)
+    sizes = {"length": max(lengths), "width": heads * dim, "heads": heads}
+    rows = _counted(kinds, sizes)
+    counts = {"counts": {**sizes, "rows": [asdict(row) for row in rows]}} if kinds else {}
+    if count_only:
+        print_json(counts) if as_json else show_counts(rows, **sizes)
         return
     default = pattern if pattern else DEFAULT_PATTERNS
     patterns = {} if kinds else _patterns(default)
@@ -112,11 +114,10 @@ def bench(
     if plot is not None:
         draw(result, plot)
     if as_json:
-        computed = {} if counts is None else {"counts": asdict(counts)}
-        print_json({**_answer(result), **computed})
+        print_json({**_answer(result), **counts})
         return
-    if counts is not None:
-        _show_counts(counts, False)
+    if kinds:
+        show_counts(rows, **sizes)
         typer.echo()
     show(result)
 
@@ -151,18 +152,13 @@ def _kinds(
     return list({each.label: each for each in found}.values())
 
 
-def _counted(kinds: list[Kind], lengths: Sequence[int], heads: int, dim: int) -> Counts:
+def _counted(kinds: list[Kind], sizes: dict[str, int]) -> tuple[Counted, ...]:
+    if not kinds:
+        return ()
     from eyeline.measuring import count
 
     with Bar("counting") as report:
-        return count(kinds, max(lengths), heads * dim, heads, progress=report)
-
-
-def _show_counts(counts: Counts, as_json: bool) -> None:
-    if as_json:
-        print_json({"counts": asdict(counts)})
-        return
-    show_counts(counts)
+        return count(kinds, **sizes, progress=report)
 
 
 def _patterns(texts: tuple[str, ...] | list[str]) -> dict[str, Pattern]:
@@ -296,20 +292,20 @@ def _shares(sweep: Sweep) -> list[str]:
 # The computed table of `eyeline bench --mechanism`: nothing in it is measured.
 
 
-def show_counts(counts: Counts) -> None:
+def show_counts(rows: Sequence[Counted], *, length: int, width: int, heads: int) -> None:
     """Prints a line for each layer, and how to read it."""
     out = console()
     out.print(
-        f"[bold]Counted[/bold], one layer, forward, {counts.length:,} tokens, width "
-        f"{counts.width:,}, {counts.heads} heads\n"
+        f"[bold]Counted[/bold], one layer, forward, {length:,} tokens, width {width:,}, "
+        f"{heads} heads\n"
     )
     made = table(
         out, "layer", "multiplications", "computed", "projections", "in n", "in d", "steps", "path"
     )
-    for row in counts.rows:
+    for row in rows:
         made.add_row(row.label, *_numbers(row))
     out.print(made)
-    for line in _counts_notes(counts):
+    for line in _counts_notes(rows):
         out.print(line, style="dim")
 
 
@@ -334,7 +330,7 @@ def _short(number: int) -> str:
     return f"{size:.3g} {prefix}".rstrip()
 
 
-def _counts_notes(counts: Counts) -> list[str]:
+def _counts_notes(rows: Sequence[Counted]) -> list[str]:
     notes = [
         "multiplications: of its formula; computed: those made, with tiles, chunks and padding; "
         "projections: of queries, keys, values and output, apart. in n, in d: the exponent by "
@@ -342,7 +338,7 @@ def _counts_notes(counts: Counts) -> list[str]:
         "each other. path: layers until all have heard of all they can, token reaches token "
         "(in a recurrent layer: its own steps)."
     ]
-    unknown = {f"path of {x.label}: {x.unknown}": None for x in counts.rows if x.unknown}
+    unknown = {f"path of {x.label}: {x.unknown}": None for x in rows if x.unknown}
     return notes + list(unknown)
 
 

@@ -118,7 +118,7 @@ def _forward_block(
         mask = None if piece.mask is None else piece.mask.to(q.device)
         blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
         steps = None if scoring is None else scoring.at(piece, blocks[0], scale)
-        new_out, new_lse = flash.results(*blocks, mask, scale, steps, fused=fused)
+        new_out, new_lse = flash.results(blocks, mask, scale, steps=steps, fused=fused)
         first, end = piece.span()
         if touched.find(1, first, end) >= 0:
             _merge(piece, out, lse, new_out.to(out.dtype), new_lse)
@@ -146,12 +146,10 @@ def _backward_block(
         mask = None if piece.mask is None else piece.mask.to(q.device)
         blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
         merged = (piece.queries(known.out), piece.queries(known.lse))
-        grad = piece.queries(known.grad)
         grad_lse = None if known.grad_lse is None else piece.queries(known.grad_lse)
         steps = None if scoring is None else scoring.at(piece, blocks[0], scale)
-        dq, dk, dv = flash.gradients(
-            grad, grad_lse, *blocks, *merged, mask, scale, steps, fused=fused
-        )
+        given = piece.queries(known.grad), grad_lse
+        dq, dk, dv = flash.gradients(given, blocks, merged, mask, scale, steps=steps, fused=fused)
         piece.add_queries(grads.query, dq)
         piece.add_keys(grads.key, dk)
         piece.add_keys(grads.value, dv)

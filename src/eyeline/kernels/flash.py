@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from eyeline.kernels import product
+from eyeline.kernels.merge import Results
 from eyeline.kernels.product import Steps, barred, sees_somebody
 
 NAME = "flash"
+
+Blocks = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -30,44 +34,35 @@ def serves(query: Tensor, value: Tensor) -> bool:
 
 
 def results(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    steps: Steps | None,
-    *,
-    fused: bool,
-) -> tuple[Tensor, Tensor]:
+    blocks: Blocks, mask: Tensor | None, scale: float, *, steps: Steps | None, fused: bool
+) -> Results:
     """Output and log-sum-exp, by this operator where ``fused``, else by the plain product.
 
     fused: needs ``serves`` and steps that only add numbers.
     """
     if fused:
-        return forward(q, k, v, mask, scale, None if steps is None else steps.bias())
-    return product.forward(q, k, v, mask, scale, steps)
+        return forward(*blocks, mask, scale, None if steps is None else steps.bias())
+    return product.forward(*blocks, mask, scale, steps)
 
 
 def gradients(
-    grad: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
+    grads: tuple[Tensor, Tensor | None],
+    blocks: Blocks,
+    merged: Results,
     mask: Tensor | None,
     scale: float,
-    steps: Steps | None,
     *,
+    steps: Steps | None,
     fused: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of q, k, v, as ``results``. fused: needs also that grad_lse is None, and that what
-    the steps add is not trained."""
+) -> Blocks:
+    """Those of queries, keys and values, as ``results``. grads: of output and log-sum-exp.
+
+    fused: needs also that nothing is asked of the log-sum-exp, and that no step is trained.
+    """
     if fused:
         bias = None if steps is None else steps.bias()
-        return backward(grad, q, k, v, out, lse, mask, scale, bias)
-    return product.backward(grad, grad_lse, q, k, v, out, lse, mask, scale, steps)
+        return backward(grads[0], *blocks, *merged, mask, scale, bias)
+    return product.backward(*grads, *blocks, *merged, mask, scale, steps)
 
 
 def forward(

@@ -16,12 +16,10 @@ from torch import Tensor
 from eyeline.checks import wide_dtype
 from eyeline.kernels import flash, selected
 from eyeline.kernels.autograd import only_once
+from eyeline.kernels.flash import Blocks
 from eyeline.kernels.product import Pairing
 from eyeline.kernels.route_pieces import Piece, Routed
 from eyeline.kernels.tiles import paired
-
-Blocks = tuple[Tensor, Tensor, Tensor]
-"""Queries (A, N, R, E), keys (A, N, C, E) and values (A, N, C, Ev)."""
 
 
 def run(
@@ -164,7 +162,7 @@ def _forward(piece: Piece, blocks: Blocks, pairing: Pairing) -> tuple[Tensor, Te
     fused, shape = flash.serves(blocks[0], blocks[2]) and not pairing, blocks[0].shape[:2]
     q, k, v = (x if fused else _alone(x) for x in blocks)
     mask, steps = _mask(piece, fused), piece.steps(blocks[0], pairing)
-    out, lse = flash.results(q, k, v, mask, piece.of.work.scale, steps, fused=fused)
+    out, lse = flash.results((q, k, v), mask, piece.of.work.scale, steps=steps, fused=fused)
     if fused:
         return out, lse
     return out.squeeze(1).unflatten(0, shape), lse.squeeze(1).unflatten(0, shape)
@@ -180,8 +178,8 @@ def _backward(piece: Piece, blocks: Blocks, known: list[Tensor | None], pairing:
     grad, q, k, v, out, lse = (x if fused else _alone(x) for x in given)
     mask, steps = _mask(piece, fused), piece.steps(blocks[0], pairing)
     grads = flash.gradients(
-        grad, None if grad_lse is None else _alone(grad_lse), q, k, v, out, lse,
-        mask, piece.of.work.scale, steps, fused=fused,
+        (grad, None if grad_lse is None else _alone(grad_lse)), (q, k, v), (out, lse),
+        mask, piece.of.work.scale, steps=steps, fused=fused,
     )  # fmt: skip
     dq, dk, dv = (x if fused else x.squeeze(1).unflatten(0, shape) for x in grads)
     return dq, dk, dv

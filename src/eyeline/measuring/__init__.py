@@ -8,7 +8,6 @@ from eyeline.measuring.concentration import Redundancy as Redundancy
 from eyeline.measuring.concentration import concentration as concentration
 from eyeline.measuring.concentration import redundancy as redundancy
 from eyeline.measuring.kinds import Counted as Counted
-from eyeline.measuring.kinds import Counts as Counts
 from eyeline.measuring.kinds import Kind as Kind
 from eyeline.measuring.kinds import count as count
 from eyeline.measuring.kinds import kind as kind

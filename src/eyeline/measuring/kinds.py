@@ -340,26 +340,16 @@ class Counted:
     unknown: str | None = None
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The table at one length."""
-
-    length: int
-    width: int
-    heads: int
-    rows: tuple[Counted, ...]
-
-
 def count(
     kinds: Sequence[Kind], length: int, width: int, heads: int, *, progress: Progress = silent
-) -> Counts:
-    """Counts every kind; nothing is run. Raises InvalidArgument for sizes below 1."""
+) -> tuple[Counted, ...]:
+    """A row for every kind; nothing is run. Raises InvalidArgument for sizes below 1."""
     check_sizes(length=length, width=width, heads=heads)
     rows = []
     for place, kind in enumerate(kinds):
         progress(f"counting {kind.label}", place, len(kinds))
         rows.append(_counted(kind, length, width, heads))
-    return Counts(length, width, heads, tuple(rows))
+    return tuple(rows)
 
 
 def _counted(kind: Kind, length: int, width: int, heads: int) -> Counted:
