@@ -226,7 +226,10 @@ class Cache(ABC):
 
 
 def _settled(pattern: Pattern, position: Position) -> bool:
-    """Whether no token before the position may look at one at it or after it."""
+    """Whether no token before the position may attend to one at it or after it.
+
+    Another question than ``looks_ahead``: of one position, at any length, so by bounds.
+    """
     start = torch.as_tensor(position)
     zero, top = torch.zeros_like(start), torch.full_like(start, UNBOUNDED)
     verdict = pattern.verdict(Bounds(zero, start - 1, zero, top), Bounds(start, top, zero, top))

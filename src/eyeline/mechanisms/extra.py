@@ -20,7 +20,7 @@ from eyeline.mechanisms.exact import Exact
 from eyeline.patterns import Full, Pattern, Window
 from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask, pairs
-from eyeline.planning.cost import Asked, Sizes, Work, numbers_in, of_pattern
+from eyeline.planning.cost import Asked, CallSizes, Work, numbers_in, of_pattern
 from eyeline.scores import ScoreMod
 from eyeline.tokens import NOBODY, Tokens, default_tokens
 
@@ -286,7 +286,7 @@ class ExtraTokens(Mechanism):
                 f"{self.count} extra tokens in self attention: their slots are among the length "
                 f"of both queries and keys, not {call.length} and {call.key_length}"
             )
-        sizes = Sizes(own, own, call.heads, call.kv_heads, call.head_dim, call.value_dim)
+        sizes = CallSizes(own, own, call.heads, call.kv_heads, call.head_dim, call.value_dim)
         pairs_more = self.count * (own + call.length)
         found = beyond(of_pattern(self.exact.pattern, sizes), pairs_more, self)
         return replace(found, call=call, numbers=call.numbers)

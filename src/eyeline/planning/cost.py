@@ -22,7 +22,7 @@ from eyeline.tokens import Tokens, default_tokens
 
 @final
 @dataclass(frozen=True)
-class Sizes:
+class CallSizes:
     """L queries and S keys of one row: so many heads of both, and their widths E and Ev."""
 
     length: int
@@ -58,7 +58,7 @@ class Work:
     other. backward: multiplications of the backward pass; None where they are not known.
     """
 
-    call: Sizes
+    call: CallSizes
     pairs: int
     computed: int
     multiplications: int
@@ -99,22 +99,22 @@ class Asked:
                 raise InvalidArgument(f"{name} was made for {size}={value}, not {asked}")
         return replace(self, **{size: x for size, x in own.items() if x is not None})
 
-    def without_heads(self, name: str, width: int) -> Sizes:
+    def without_heads(self, name: str, width: int) -> CallSizes:
         """A layer from tokens (L, width) to tokens. Raises InvalidArgument if heads are asked."""
         for size in ("key_length", "heads", "kv_heads", "head_dim", "value_dim"):
             if getattr(self, size) is not None:
                 raise InvalidArgument(f"{name} has its own width and no heads: {size} says nothing")
-        return Sizes(self.length, self.length, 1, 1, width, width)
+        return CallSizes(self.length, self.length, 1, 1, width, width)
 
     @property
-    def call(self) -> Sizes:
-        """Sizes that nobody said: S = L, one head, as many key heads, 64 wide, values as keys."""
+    def call(self) -> CallSizes:
+        """CallSizes that nobody said: S = L, one head, as many key heads, 64 wide, values as keys."""
         heads = self.heads if self.heads is not None else 1
         head_dim = self.head_dim if self.head_dim is not None else 64
         kv_heads = self.kv_heads if self.kv_heads is not None else heads
         if heads % kv_heads:
             raise InvalidArgument(f"{heads} query heads cannot share {kv_heads} key heads evenly")
-        return Sizes(
+        return CallSizes(
             length=self.length,
             key_length=self.key_length if self.key_length is not None else self.length,
             heads=heads,
@@ -125,7 +125,7 @@ class Asked:
 
 
 def of_pattern(
-    pattern: Pattern, call: Sizes, q: Tokens | None = None, k: Tokens | None = None
+    pattern: Pattern, call: CallSizes, q: Tokens | None = None, k: Tokens | None = None
 ) -> Work:
     """Exact attention: a product of E and one of Ev for each pair that looks, head by head.
 
@@ -325,7 +325,7 @@ def _traffic(work: Work, dtype: torch.dtype, backward: bool) -> int:
     """Bytes read and written."""
     if work.backward is None:
         return dtype.itemsize * work.numbers
-    call: Sizes = work.call
+    call: CallSizes = work.call
     output = dtype.itemsize * call.heads * call.length * call.value_dim
     lse = wide_dtype(dtype).itemsize * call.heads * call.length
     inputs = dtype.itemsize * work.numbers - output
