@@ -6,8 +6,8 @@ from eyeline.exact.attention import attention_with_lse as attention_with_lse
 from eyeline.exact.attention import explain as explain
 from eyeline.exact.weights import column_sums as column_sums
 from eyeline.exact.weights import sparse_attention_weights as sparse_attention_weights
-from eyeline.kernels.route import Route as Route
 from eyeline.kernels.merge import merge as merge
+from eyeline.kernels.route import Route as Route
 from eyeline.mechanisms.additive import additive_attention as additive_attention
 from eyeline.mechanisms.additive import additive_attention_weights as additive_attention_weights
 from eyeline.mechanisms.linear.attention import linear_attention as linear_attention

@@ -310,18 +310,21 @@ def show_counts(rows: Sequence[Counted], *, length: int, width: int, heads: int)
 
 
 def _numbers(row: Counted) -> list[str]:
+    steps, path = (f"{x:,}" if x is not None else "?" for x in (row.steps, row.path))
+    growth = (row.growth_in_length, row.growth_in_width)
     return [
         _short(row.multiplications),
         _short(row.computed),
-        _short(row.projections) if row.projections else "—",
-        f"{row.growth_in_length:.2f}",
-        f"{row.growth_in_width:.2f}",
-        f"{row.steps:,}",
-        f"{row.path:,}" if row.path is not None else "?",
+        _short(row.projections) if row.projections != 0 else "—",
+        *(f"{x:.2f}" if x is not None else "?" for x in growth),
+        steps,
+        path,
     ]
 
 
-def _short(number: int) -> str:
+def _short(number: int | None) -> str:
+    if number is None:
+        return "?"
     size, prefix = float(number), ""
     for larger in ("k", "M", "G", "T", "P", "E"):
         if size < 999.5:
@@ -336,7 +339,7 @@ def _counts_notes(rows: Sequence[Counted]) -> list[str]:
         "projections: of queries, keys, values and output, apart. in n, in d: the exponent by "
         "which the multiplications grow when length, or width, doubles. steps: that must wait for "
         "each other. path: layers until all have heard of all they can, token reaches token "
-        "(in a recurrent layer: its own steps)."
+        "(in a recurrent layer: its own steps). ?: a mechanism that does not say it."
     ]
     unknown = {f"path of {x.label}: {x.unknown}": None for x in rows if x.unknown}
     return notes + list(unknown)

@@ -8,9 +8,9 @@ from typing import Literal, final
 from torch import Tensor, nn
 
 from eyeline.caches import LayerCache
-from eyeline.errors import InvalidArgument
-from eyeline.layers.attention import MultiHeadAttention, Projected, LayerCache
 from eyeline.checks import probability
+from eyeline.errors import InvalidArgument
+from eyeline.layers.attention import MultiHeadAttention, Projected
 from eyeline.layers.checks import check_width
 from eyeline.layers.feedforward import FeedForward, GatedFeedForward
 from eyeline.tokens import Tokens, default_tokens

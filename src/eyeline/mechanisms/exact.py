@@ -6,12 +6,11 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from eyeline.checks import probability
 from eyeline.exact import attention, attention_weights, explain
-from eyeline.exact.call import PatternLike, ScoreModLike, as_pattern, as_score_mods, check_pattern_heads
+from eyeline.exact.call import PatternLike, ScoreModLike, as_pattern, as_score_mods
 from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.patterns import Full, Pattern
-from eyeline.checks import probability
-from eyeline.patterns.ahead import never_looks_ahead
 from eyeline.planning.cost import Asked, Work, of_pattern
 from eyeline.tokens import Tokens
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention_with_lse
-from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.kernels.merge import merge
+from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.mechanisms.exact import Exact
 from eyeline.patterns import Full, Pattern, Window
 from eyeline.patterns.remember import remember

@@ -17,7 +17,7 @@ from eyeline.caches import Cache, Layout
 from eyeline.checks import check_below, check_sizes
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.checks import check_tokens
-from eyeline.layers.stack import following, cache_of
+from eyeline.layers.stack import following
 from eyeline.mechanisms import Heads, Mechanism, Recipe
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens

@@ -21,8 +21,7 @@ from eyeline.encodings.rotary_scaling import Scaling
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import GatedFeedForward, LayerCache, by_rows, rms_norm
 from eyeline.mechanisms import Mechanism, Recipe
-from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart, made
-from eyeline.layers.stack import attend
+from eyeline.models.base import Encodings, Form, LanguageModel, Names, Part, check_apart
 from eyeline.models.config_reader import Attributes, read_rotary
 from eyeline.patterns import Causal, Pattern, sliding_window
 from eyeline.tokens import Tokens

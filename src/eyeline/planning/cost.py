@@ -108,7 +108,7 @@ class Asked:
 
     @property
     def call(self) -> CallSizes:
-        """CallSizes that nobody said: S = L, one head, as many key heads, 64 wide, values as keys."""
+        """What nobody said: S = L, one head, as many key heads, 64 wide, values as keys."""
         heads = self.heads if self.heads is not None else 1
         head_dim = self.head_dim if self.head_dim is not None else 64
         kv_heads = self.kv_heads if self.kv_heads is not None else heads

@@ -13,8 +13,8 @@ from eyeline.checks import check_size, probability, wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_with_lse
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
-from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.kernels.merge import merge
+from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.fewer.places import (
     Groups,
     Places,

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.checks import widened
 from eyeline.mechanisms.routed.standing import standing
 from eyeline.tokens import NOBODY, Tokens
 
 
 def unit(x: Tensor) -> Tensor:
     """x / |x| along the last dimension; 0 stays 0, without a gradient."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = widened(x)
     length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return (wide / length.masked_fill(length == 0.0, 1.0)).to(x.dtype)
 

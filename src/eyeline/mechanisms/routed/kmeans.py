@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eyeline.checks import check_number, check_size, probability, wide_dtype, widened
+from eyeline.checks import check_number, check_size, probability, wide_dtype
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, check_pattern_heads
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.base import Causality, Heads, register

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from eyeline.caches import Cache, LayerCache, Layout, Mark, Marked
 from eyeline.checks import equal, probability
-from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, check_pattern_heads
+from eyeline.errors import InvalidArgument
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.base import Causality, Heads, Mechanism, register

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyeline.checks import check_size, probability
 from eyeline.errors import InvalidArgument
-from eyeline.exact.call import Call, PatternLike, as_pattern, check_call, check_pattern_heads
+from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.autograd import eager
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.base import register

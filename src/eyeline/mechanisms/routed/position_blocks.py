@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyeline.caches.marked import PoolBy
+from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument
 from eyeline.kernels.route import Route
 from eyeline.tokens import NOBODY, Tokens
@@ -83,7 +84,7 @@ class PositionBlocks:
         if by == "max":
             most = taken.masked_fill(~real, -torch.inf).amax(3)
             return most.masked_fill(~real.any(3), 0.0)
-        total = taken.sum(3, dtype=torch.promote_types(x.dtype, torch.float32))
+        total = taken.sum(3, dtype=wide_dtype(x))
         if by == "mean":
             total = total / real.sum(3).clamp(min=1)
         return total.to(x.dtype)
