@@ -12,7 +12,7 @@ from torch import Tensor
 from eyeline.caches.base import Cache, Position
 from eyeline.caches.buffers import Layout
 from eyeline.caches.growing import Growing
-from eyeline.checks import wide_dtype
+from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
@@ -32,8 +32,7 @@ class Mark:
     dtype: torch.dtype = torch.int64
 
     def __post_init__(self) -> None:
-        if self.width < 0:
-            raise InvalidArgument(f"mark of width {self.width}: at least 0")
+        check_size("mark width", self.width, least=0)
 
 
 @final
