@@ -159,5 +159,5 @@ def test_refusals() -> None:
             Marked(Causal(), layout(), marks=marks, pools=pools)
     with pytest.raises(InvalidArgument, match="pool by 'least'"):
         Pool(by="least")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="width -1"):
+    with pytest.raises(InvalidArgument, match="mark width=-1"):
         Mark(-1)

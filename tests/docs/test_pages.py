@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from benchmarks.pages import refresh
+
+from eyeline.mechanisms.base import MECHANISMS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -15,8 +19,24 @@ MARKER = re.compile(
 )
 
 
+@pytest.fixture
+def own_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a page imports and registers is forgotten after it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(ROOT)
+    words, modules = set(MECHANISMS), set(sys.modules)
+    yield
+    for word in set(MECHANISMS) - words:
+        del MECHANISMS[word]
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(ROOT / "examples")):
+            del sys.modules[name]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_snippets_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_snippets_run(
+    page: Path, capsys: pytest.CaptureFixture[str], own_words: None
+) -> None:
     snippets = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     assert snippets, "a page without one snippet"
     scope: dict[str, object] = {"__name__": page.stem}
