@@ -214,7 +214,7 @@ class Mechanism(nn.Module, Countable):
         cache of ``new_cache``, advanced by q_tokens, and the layer's number in it.
         """
         key, value, k_tokens = place.cache.append(place.layer, key, value)
-        return self._called(query, key, value, q_tokens, k_tokens, inputs)
+        return self._called(query, key, value, (q_tokens, k_tokens), inputs)
 
     def attend(
         self,
@@ -232,7 +232,7 @@ class Mechanism(nn.Module, Countable):
         Under autocast, where projections give another type, the cache keeps its own.
         """
         if place is None:
-            return self._called(query, key, value, q_tokens, k_tokens, inputs)
+            return self._called(query, key, value, (q_tokens, k_tokens), inputs)
         if torch.is_autocast_enabled(query.device.type):
             query, key, value = (x.to(place.cache.layout.dtype) for x in (query, key, value))
         assert q_tokens is not None
@@ -243,12 +243,11 @@ class Mechanism(nn.Module, Countable):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        q_tokens: Tokens | None,
-        k_tokens: Tokens | None,
+        tokens: tuple[Tokens | None, Tokens | None],
         inputs: Tensor | None,
     ) -> Tensor:
         more = {"inputs": inputs} if self.needs_input else {}
-        out: Tensor = self(query, key, value, q_tokens=q_tokens, k_tokens=k_tokens, **more)
+        out: Tensor = self(query, key, value, q_tokens=tokens[0], k_tokens=tokens[1], **more)
         return out
 
     def required(self, inputs: Tensor | None) -> Tensor:
@@ -288,7 +287,7 @@ class Mechanism(nn.Module, Countable):
         unit = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
         with in_eval(self):
             value = unit.expand(*key.shape[:2], -1, -1).contiguous()
-            return self._called(query, key, value, q_tokens, k_tokens, None)
+            return self._called(query, key, value, (q_tokens, k_tokens), None)
 
     def explain(
         self,

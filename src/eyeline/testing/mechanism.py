@@ -41,7 +41,7 @@ class Claims:
 
     def inputs(
         self, mechanism: Mechanism, length: int, *, seed: int = 0, batch: int = BATCH
-    ) -> Inputs:
+    ) -> Given:
         """Queries, keys and values of normal numbers, float64, and a layer's input if asked."""
         generator = torch.Generator().manual_seed(seed)
 
@@ -51,10 +51,10 @@ class Claims:
         query = draw(self.heads, length, self.head_dim)
         key = query if mechanism.shared_qk else draw(self.kv_heads, length, self.head_dim)
         value = draw(self.kv_heads, length, self.head_dim)
-        return Inputs(query, key, value, draw(length, WIDTH) if mechanism.needs_input else None)
+        return Given(query, key, value, draw(length, WIDTH) if mechanism.needs_input else None)
 
 
-class Inputs(NamedTuple):
+class Given(NamedTuple):
     """Queries (B, H, L, E), keys and values (B, Hk, L, E), and the layer's input (B, L, WIDTH)."""
 
     query: Tensor
@@ -62,18 +62,18 @@ class Inputs(NamedTuple):
     value: Tensor
     x: Tensor | None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Given:
         """Each changed; keys that are the queries stay so."""
         query, value = change(self.query), change(self.value)
         key = query if self.key is self.query else change(self.key)
-        return Inputs(query, key, value, None if self.x is None else change(self.x))
+        return Given(query, key, value, None if self.x is None else change(self.x))
 
-    def at(self, index: slice | Tensor) -> Inputs:
+    def at(self, index: slice | Tensor) -> Given:
         """Some slots of each."""
         return self.map(lambda x: x[..., index, :])
 
 
-def run(mechanism: Mechanism, given: Inputs, tokens: Tokens | None = None) -> Tensor:
+def run(mechanism: Mechanism, given: Given, tokens: Tokens | None = None) -> Tensor:
     """What a layer would call."""
     return mechanism.attend(*given[:3], q_tokens=tokens, k_tokens=tokens, inputs=given.x)
 
@@ -279,7 +279,7 @@ PROPERTIES: dict[str, Callable[[Mechanism, Claims, int], None]] = {
 }  # fmt: skip
 
 
-def _replaced(before: Inputs, new: Inputs, where: Tensor) -> Inputs:
+def _replaced(before: Given, new: Given, where: Tensor) -> Given:
     """before, with what new has in some slots."""
 
     def one(x: Tensor, y: Tensor) -> Tensor:
@@ -287,13 +287,13 @@ def _replaced(before: Inputs, new: Inputs, where: Tensor) -> Inputs:
 
     query, value = one(before.query, new.query), one(before.value, new.value)
     key = query if before.key is before.query else one(before.key, new.key)
-    return Inputs(
+    return Given(
         query, key, value, None if new.x is None or before.x is None else one(before.x, new.x)
     )
 
 
 def _with_gradients(
-    mechanism: Mechanism, given: Inputs, tokens: Tokens, real: Tensor
+    mechanism: Mechanism, given: Given, tokens: Tokens, real: Tensor
 ) -> list[Tensor]:
     """Outputs and gradients of the real tokens."""
     given = given.map(lambda x: x.detach().requires_grad_())
