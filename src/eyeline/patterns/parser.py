@@ -194,7 +194,11 @@ class Parser:
     def _unknown(self, place: int) -> NoReturn:
         word = self.tokens[place][0]
         near = difflib.get_close_matches(word.lower()[:40], self.vocabulary, n=1, cutoff=0.0)
-        self._fail(f"unknown pattern {_short(word)!r}; the nearest known one is {near[0]!r}", place)
+        self._fail(
+            f"unknown pattern {_short(word)!r}; the nearest known one is {near[0]!r} (one of your "
+            "own: --import the module that registers it)",
+            place,
+        )
 
     def _peek(self, ahead: int = 0) -> str:
         place = self.place + ahead
