@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyeline.mechanisms.auxiliary import auxiliary_loss
-from torch import nn
-
 from eyeline import Causal, Full, Pattern, pairs, sliding_window
-from eyeline.mechanisms import Exact
+from eyeline.mechanisms import Exact, Mechanism, auxiliary_loss
 from eyeline.mechanisms.routed.clustered import ClusteredQueries
 from eyeline.mechanisms.routed.kmeans import KMeans
 from eyeline.mechanisms.routed.lsh import LSH
 from eyeline.mechanisms.routed.picking import Threshold, TopK
 from eyeline.mechanisms.routed.sinkhorn import Sinkhorn
-from eyeline.planning import Countable
 from eyeline.planning.cost import Asked
 
 from .associations import HEADS, WIDTH, Course, Stage, accuracy, trained
@@ -44,12 +40,12 @@ SCATTERED, IN_BLOCKS = Course(SHORT_FIRST), Course(BLOCKS_FIRST, BLOCK, rate=4e-
 class Learner:
     """A mechanism made anew, and the share of values, in percent, that it is to get right."""
 
-    make: Callable[[], nn.Module]
+    make: Callable[[], Mechanism]
     bar: float | None = 95.0
     course: Course = SCATTERED
 
 
-def _sinkhorn(block: int, pattern: Pattern = FULL, iterations: int = 8) -> nn.Module:
+def _sinkhorn(block: int, pattern: Pattern = FULL, iterations: int = 8) -> Mechanism:
     return Sinkhorn(block, num_kv_heads=HEADS, head_dim=DIM, pattern=pattern, iterations=iterations)
 
 
@@ -105,10 +101,10 @@ def run(settings: Settings) -> None:
     report.finish()
 
 
-def _looking(mechanism: nn.Module, length: int) -> int:
+def _looking(mechanism: Mechanism, length: int) -> int:
     """The pairs of one head that look, as the mechanism counts them before it sees content."""
-    assert isinstance(mechanism, Countable)
     work = mechanism.work(Asked(length, heads=HEADS, kv_heads=HEADS, head_dim=DIM))
+    assert work is not None
     return int(work.pairs) // HEADS
 
 

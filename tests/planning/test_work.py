@@ -28,6 +28,7 @@ from eyeline.mechanisms import (
     ExtraTokens,
     LinearAttention,
     Linformer,
+    Mechanism,
 )
 from eyeline.patterns import Causal, Chunks, Full, Pattern, Window, sliding_window
 from eyeline.planning import cost, dense_mask, max_path_length
@@ -303,7 +304,7 @@ def test_bytes_are_the_tensors_and_the_parameters() -> None:
         (Linformer(7, 3, num_kv_heads=3, head_dim=5), {}, "13 keys: this linformer goes to 7"),
         (Convolution(6, 3), {"heads": 2}, "no heads: heads says nothing"),
         (Full(), {"heads": 6, "kv_heads": 4}, "6 query heads cannot share 4"),
-        (nn.Linear(3, 3), {}, "Linear is no pattern, and has no work"),
+        (nn.Linear(3, 3), {}, "Linear is no Pattern, Mechanism or layer"),
     ],
 )
 def test_sizes_that_do_not_fit(what: object, sizes: dict[str, int], words: str) -> None:
@@ -315,9 +316,20 @@ def test_what_is_not_counted() -> None:
     with pytest.raises(NotSupported, match="only its forward pass"):
         cost(LinearAttention(6, 5), N, backward=True)
     with pytest.raises(NotSupported, match="neither a pattern nor a path"):
-        max_path_length(nn.Linear(3, 3), N)
-    with pytest.raises(NotSupported, match="Linear has no work to count"):
-        cost(MultiHeadAttention(6, 2, mechanism=nn.Linear(3, 3)), N)
+        max_path_length(Silent(), N)
+    with pytest.raises(InvalidArgument, match="Linear is no Pattern, Mechanism or layer"):
+        max_path_length(nn.Linear(3, 3), N)  # type: ignore[arg-type]
+    with pytest.raises(NotSupported, match="MultiHeadAttention does not say what it multiplies"):
+        cost(MultiHeadAttention(6, 2, mechanism=Silent()), N)
+
+
+class Silent(Mechanism):
+    """Says nothing of itself."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, **_: object
+    ) -> Tensor:
+        return torch.zeros_like(query)
 
 
 def heard(layer: nn.Module, n: int, width: int) -> Tensor:
