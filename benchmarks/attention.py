@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from eyeline import Causal, Pattern, SameDocument, Tokens, attention, pairs, sliding_window
+from eyeline import Causal, Pattern, Tokens, attention, pairs, sliding_window
 from eyeline import streaming as streaming_pattern
 from eyeline.measuring.timing import ratio, timed
 
@@ -123,7 +123,7 @@ def _pattern(case: str) -> Pattern:
         "eyeline causal": Causal(),
         SLIDING: sliding_window(WINDOW),
         STREAMING: streaming_pattern(WINDOW, SINKS),
-        DOCUMENTS: Causal() & SameDocument(),
+        DOCUMENTS: Causal(),
         LOCAL: sliding_window(WINDOW + 1),
         FINER: sliding_window(WINDOW + 1),
     }[case]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,7 @@ from eyeline.patterns import (
     Pattern,
     PerHead,
     Random,
-    SameDocument,
+    SameSegment,
     Sinks,
     Strided,
     Window,
@@ -59,7 +60,7 @@ settled_atoms: tuple[st.SearchStrategy[Pattern], ...] = (
     st.builds(Causal),
     st.builds(Window, _width, _width),
     st.builds(Sinks, st.integers(0, 40)),
-    st.builds(SameDocument),
+    st.builds(SameSegment),
     st.builds(Chunks, _size, _few, _few),
     st.builds(Strided, _size),
     st.builds(Dilated, st.integers(1, 9), _few, _few),
@@ -97,7 +98,9 @@ varying_patterns = st.recursive(st.one_of(atoms, _unsettled), _combined, max_lea
 @st.composite
 def sequences(draw: st.DrawFn, length: int) -> Tokens:
     """One sequence: plain, shifted, packed, or anything at all."""
-    kind = draw(st.sampled_from(["plain", "shifted", "padded", "packed", "holes", "anything"]))
+    kind = draw(
+        st.sampled_from(["plain", "shifted", "padded", "packed", "segments", "holes", "anything"])
+    )
     if kind == "plain":
         return Tokens.arange(0, length)
     if kind == "shifted":
@@ -110,12 +113,16 @@ def sequences(draw: st.DrawFn, length: int) -> Tokens:
         cuts = sorted(draw(st.lists(st.integers(0, length), max_size=5)))
         edges = [0, *cuts, length]
         return Tokens.packed([b - a for a, b in pairwise(edges)])
+    if kind == "segments":
+        numbers = st.lists(st.integers(0, 3), min_size=length, max_size=length)
+        return Tokens(torch.arange(length), segments=torch.tensor(draw(numbers)).sort().values)
     positions = st.integers(-1, 2 * length)
     if kind == "holes":
         keep = draw(st.lists(st.booleans(), min_size=length, max_size=length))
         return Tokens(torch.where(torch.tensor(keep, dtype=torch.bool), torch.arange(length), -1))
     return Tokens.listed(
         draw(st.lists(positions, min_size=length, max_size=length)),
+        draw(st.lists(st.integers(0, 3), min_size=length, max_size=length)),
         draw(st.lists(st.integers(0, 3), min_size=length, max_size=length)),
     )
 
@@ -133,6 +140,7 @@ def token_pairs(draw: st.DrawFn) -> tuple[Tokens, Tokens]:
     if kind == "last":
         return keys.last(draw(st.integers(1, keys.length))), keys
     queries = draw(sequences(draw(lengths)))
-    if (queries.documents is None) != (keys.documents is None):
-        queries, keys = Tokens(queries.positions), Tokens(keys.positions)
+    for name in ("documents", "segments"):
+        if (getattr(queries, name) is None) != (getattr(keys, name) is None):
+            queries, keys = (replace(tokens, **{name: None}) for tokens in (queries, keys))
     return queries, keys

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from eyeline.patterns import PerHead as PerHead
     from eyeline.patterns import Predicate as Predicate
     from eyeline.patterns import Random as Random
-    from eyeline.patterns import SameDocument as SameDocument
+    from eyeline.patterns import SameSegment as SameSegment
     from eyeline.patterns import Sinks as Sinks
     from eyeline.patterns import Strided as Strided
     from eyeline.patterns import Window as Window
@@ -134,7 +134,7 @@ _CONTENTS = {
     ),
     "patterns": (
         "Blocks", "Causal", "Chunks", "Dilated", "Explicit", "FixedColumns", "Full", "Global",
-        "Grid", "Pattern", "PerHead", "Predicate", "Random", "SameDocument", "Sinks", "Strided",
+        "Grid", "Pattern", "PerHead", "Predicate", "Random", "SameSegment", "Sinks", "Strided",
         "Window", "bigbird", "longformer", "parse", "prefix_lm", "sliding_window",
         "sparse_transformer", "streaming",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from operator import itemgetter
 from time import perf_counter
 from typing import Literal, final
 
@@ -185,7 +186,7 @@ def _read(
     for start in range(0, length, piece):
         part = tokens
         if tokens is not None and piece < length:
-            part = Tokens(tokens.positions[..., start : start + piece])
+            part = tokens.mapped(itemgetter((..., slice(start, start + piece))))
         logits: Tensor = model(
             ids[:, start : start + piece], q_tokens=part, caches=caches, last_only=True
         )

@@ -20,7 +20,6 @@ from eyeline.patterns import (
     FixedColumns,
     Global,
     Pattern,
-    SameDocument,
     Sinks,
     Strided,
     Window,
@@ -98,7 +97,7 @@ def test_steps_equal_one_run(pattern: Pattern, step: int, padded: bool, kind: st
 
 @pytest.mark.parametrize("kind", ["growing", "evicting"])
 def test_documents_stay_apart_in_a_cache(kind: str) -> None:
-    pattern = Causal() & SameDocument() & (Window(4, 0) | Sinks(2))
+    pattern = Causal() & (Window(4, 0) | Sinks(2))
     tokens = Tokens.packed([5, 0, 1, 11, 13], length=LENGTH)
     inputs = random_inputs(2)
     want = attention(*inputs, pattern, q_tokens=tokens, k_tokens=tokens)
@@ -150,7 +149,7 @@ def test_any_rule_in_any_steps(rule: Pattern, steps: list[int], short: int, kind
         (Causal() & (Window(9, 0) | Sinks(700)), 710),
         (Causal() | Sinks(5), None),
         (Causal() & ~Window(3, 0), None),
-        (Causal() & SameDocument(), None),
+        (Causal(), None),
         (Causal() & Sinks(11), 12),
         (Causal() & Strided(8), None),
         (Causal() & Dilated(64, 3, 0), 192 + 1),

@@ -115,7 +115,7 @@ def test_another_batch_is_refused() -> None:
 def test_patterns_that_look_ahead_are_refused_in_steps(pattern: Pattern) -> None:
     cache = new(Growing, pattern)
     feed(cache, Tokens.arange(0, 4))
-    with pytest.raises(NotSupported, match="before position 4 may look at later ones"):
+    with pytest.raises(NotSupported, match="before position 4 may attend to later ones"):
         cache.advance(Tokens.arange(4, 5))
 
 

@@ -12,7 +12,6 @@ from compile.traced import LENGTHS, Counted, assert_same, tensors
 from eyeline import (
     Causal,
     Pattern,
-    SameDocument,
     Sinks,
     Tokens,
     Window,
@@ -64,7 +63,7 @@ def _packed(length: int) -> Tokens:
 def test_tokens_and_score_modifiers(tokens: Callable[[int], Tokens]) -> None:
     trained = T5Bias(4, bidirectional=True, max_distance=20).double()
     score_mod = (ALiBi(4), trained)
-    pattern = SameDocument() & (Window(5, 3) | Sinks(2))
+    pattern = Window(5, 3) | Sinks(2)
 
     def call(q: Tensor, k: Tensor, v: Tensor, t: Tokens, backend: str = "auto") -> Tensor:
         return attention(

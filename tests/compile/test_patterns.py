@@ -24,7 +24,7 @@ from eyeline import (
     PerHead,
     Predicate,
     Random,
-    SameDocument,
+    SameSegment,
     Sinks,
     Tokens,
     Window,
@@ -64,7 +64,7 @@ class EveryNth(Pattern):
 
 # One of each way in which a pattern is written, carried or looked at.
 PATTERNS = (
-    Full(), Causal(), Window(None, 5), SameDocument(), Dilated(5, 6, 2), Global([0, 17, 66]),
+    Full(), Causal(), Window(None, 5), SameSegment(), Dilated(5, 6, 2), Global([0, 17, 66]),
     Blocks([[1, 0], [1, 1]], 37), Grid(1, 67, 2), Random(2, 7), bigbird(5, 1, 1),
     (Causal() | Sinks(2)) & ~Chunks(7) | Window(0, 0), Causal() & ~Window(0, 0),
     PerHead([Causal(), Full(), Window(2, 2), streaming(4, 1)]), SHARED, Explicit(PER_HEAD),
@@ -144,7 +144,7 @@ def test_lse_has_gradients(pattern: Pattern) -> None:
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
 def test_nobody(shape: tuple[int, int]) -> None:
     x = tensors(*shape)
-    out = Counted(call)(*x, Full() & SameDocument())
+    out = Counted(call)(*x, Full())
     assert out.shape == (2, 4, shape[0], 3)
     assert not out.any()
 

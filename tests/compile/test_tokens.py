@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from compile.traced import Counted, assert_same, tensors
-from eyeline import Causal, SameDocument, Tokens, attention, sliding_window, streaming
+from eyeline import Causal, SameSegment, Tokens, attention, sliding_window, streaming
 from eyeline.errors import InvalidArgument
 from eyeline.exact.operator import recent_tokens
 
@@ -44,7 +44,7 @@ def test_cross_attention_with_documents() -> None:
     q_tokens, k_tokens = Tokens.packed([3, 4]), Tokens.packed([11, 8])
 
     def call(q: Tensor, k: Tensor, v: Tensor, a: Tokens, b: Tokens) -> Tensor:
-        return attention(q, k, v, SameDocument(), q_tokens=a, k_tokens=b)
+        return attention(q, k, v, SameSegment(), q_tokens=a, k_tokens=b)
 
     x = tensors(7, 19)
     found, right = (f(*x, q_tokens, k_tokens) for f in (Counted(call), call))

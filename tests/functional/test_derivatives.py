@@ -12,7 +12,6 @@ from eyeline import (
     Causal,
     Full,
     Pattern,
-    SameDocument,
     Tokens,
     Window,
     attention,
@@ -27,7 +26,7 @@ from eyeline.scores import Bias, Factor, Product, ScoreMod, Softcap, Step, Value
 
 PATTERNS = [
     Full(), Causal(), streaming(3, 1), sparse_transformer(3), Causal() & ~Window(0, 0),
-    Causal() & SameDocument(),
+    Causal(),
 ]  # fmt: skip
 PADDED = Tokens(torch.tensor([[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]]))
 PACKED = Tokens.packed([3, 4])

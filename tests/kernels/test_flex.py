@@ -29,7 +29,6 @@ from eyeline.patterns import (
     Pattern,
     Predicate,
     Random,
-    SameDocument,
     Window,
     sliding_window,
     streaming,
@@ -133,7 +132,7 @@ def test_a_plan_brings_its_tokens() -> None:
 
 def test_batched_tokens_and_heads_that_differ() -> None:
     generator = torch.Generator().manual_seed(0)
-    pattern = Explicit(torch.rand(1, 3, 67, 67, generator=generator) < 0.02) & SameDocument()
+    pattern = Explicit(torch.rand(1, 3, 67, 67, generator=generator) < 0.02)
     documents = torch.arange(67).repeat(2, 1) // torch.tensor([[20], [33]])
     tokens = Tokens(torch.arange(67).repeat(2, 1), documents)
     found = block_mask(pattern, q_tokens=tokens, k_tokens=tokens, heads=3, block_size=16)
@@ -209,12 +208,12 @@ def held(value: Any) -> list[Tensor]:
 def test_made_under_inference_mode_and_used_for_training() -> None:
     with torch.inference_mode():
         tokens = Tokens.packed([3, 40, 24])
-        found = block_mask(Causal() & SameDocument(), q_tokens=tokens, k_tokens=tokens)
+        found = block_mask(Causal(), q_tokens=tokens, k_tokens=tokens)
     tensors = [x for x in vars(found).values() if isinstance(x, Tensor)] + held(found.mask_mod)
     assert len(tensors) == 12 and not any(x.is_inference() for x in tensors)
     assert torch.equal(
         called(found, (1, 1, 67, 67))[0, 0],
-        dense_mask(Causal() & SameDocument(), q_tokens=tokens, k_tokens=tokens),
+        dense_mask(Causal(), q_tokens=tokens, k_tokens=tokens),
     )
 
 

@@ -18,7 +18,6 @@ from eyeline.patterns import (
     Full,
     Global,
     Pattern,
-    SameDocument,
     Sinks,
     Strided,
     Window,
@@ -77,7 +76,7 @@ def test_parity_of_every_atom(pattern: Pattern) -> None:
     ids=["left pads", "packed with a rest"],
 )
 def test_parity_with_tokens(tokens: Tokens) -> None:
-    pattern = Causal() & SameDocument() if tokens.documents is not None else streaming(17, 3)
+    pattern = Causal() if tokens.documents is not None else streaming(17, 3)
     parity_of_on_cuda(request(pattern, torch.float32, 389, 389, tokens))
 
 

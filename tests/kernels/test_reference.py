@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, SameDocument, Tokens, Window, attention, attention_weights, streaming
+from eyeline import Causal, Tokens, Window, attention, attention_weights, streaming
 from eyeline.kernels import reference
 from eyeline.testing.cases import Case
 
@@ -70,7 +70,7 @@ CASES = [
         width=2, value_width=2, tokens=(Tokens.listed([-1, 0, 1, 2, 3]),) * 2,
     ),
     Case(
-        "documents", Causal() & SameDocument(), 5, 5, heads=1, key_heads=1, width=2, value_width=2,
+        "documents", Causal(), 5, 5, heads=1, key_heads=1, width=2, value_width=2,
         tokens=(Tokens.packed([2, 3]),) * 2,
     ),
 ]  # fmt: skip

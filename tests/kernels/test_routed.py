@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Full, Pattern, PerHead, SameDocument, Tokens, Window
+from eyeline import Causal, Full, Pattern, PerHead, Tokens, Window
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.kernels.route import Route
 from eyeline.kernels.route_pieces import Routed
@@ -18,7 +18,7 @@ from eyeline.tokens import NOBODY, default_tokens
 from routed_oracle import dense, meetings
 
 B, H, HK, L, S, E = 2, 6, 3, 23, 29, 5
-PATTERNS = [Full(), Causal(), Causal() & ~Window(0, 0), Causal() & SameDocument()]
+PATTERNS = [Full(), Causal(), Causal() & ~Window(0, 0)]
 FULL = Full()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window
+from eyeline import Causal, Full, Pattern, Tokens, Window
 from eyeline.kernels import selected
 from eyeline.kernels.route import Route
 from eyeline.kernels.route_pieces import Routed
@@ -17,7 +17,7 @@ from routed_oracle import dense, meetings
 
 B, H, HK, L, S, E = 2, 6, 3, 23, 29, 5
 FULL = Full()
-PATTERNS = [FULL, Causal(), Causal() & ~Window(0, 0), Causal() & SameDocument()]
+PATTERNS = [FULL, Causal(), Causal() & ~Window(0, 0)]
 
 
 def drawn_route(columns: int, *, marked: bool) -> Route:
@@ -93,7 +93,7 @@ def test_what_it_serves() -> None:
 
 
 def test_half_types_and_pads() -> None:
-    route, pattern = drawn_route(7, marked=False), Causal() & SameDocument()
+    route, pattern = drawn_route(7, marked=False), Causal()
     work, given = work_of(route, pattern), [x.detach() for x in inputs()]
     exact = dense(meetings(route, pattern, work.q_tokens, work.k_tokens), *given)[0]
     for x in given[1:]:

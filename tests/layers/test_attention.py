@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from eyeline import Causal, Full, PerHead, SameDocument, Tokens, Window, dense_mask, streaming
+from eyeline import Causal, Full, PerHead, Tokens, Window, dense_mask, streaming
 from eyeline.encodings import Learned, Rotary, Sinusoidal
 from eyeline.errors import NotSupported
 from eyeline.layers import MultiHeadAttention
@@ -351,7 +351,7 @@ def test_copies_and_states() -> None:
 
 
 def test_documents_and_padding_end_where_they_end() -> None:
-    ours, x = layer(pattern=Causal() & SameDocument()), random(1, L, D)
+    ours, x = layer(pattern=Causal()), random(1, L, D)
     tokens = Tokens.packed([5, 1, 8], length=L)
     got = ours(x, q_tokens=tokens)
     changed = x.clone()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eyeline import Causal, Full, PerHead, SameDocument, Tokens
+from eyeline import Causal, Full, PerHead, Tokens
 from eyeline.encodings import ComplexOrder, Learned, Rotary, Sinusoidal
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import (
@@ -170,7 +170,7 @@ def test_what_is_meaningful_but_not_served() -> None:
         extra(x, q_tokens=Tokens.listed([-1, -1, 0, 1, 2]))
     packed = Tokens.listed([-1, -1, 0, 1, 2], [-1, -1, 0, 0, 1])
     with pytest.raises(NotSupported, match="one document to the next"):
-        M(12, 3, mechanism=ExtraTokens(Exact(SameDocument()), 2))(x, q_tokens=packed)
+        M(12, 3, mechanism=ExtraTokens(Exact(Full()), 2))(x, q_tokens=packed)
     with pytest.raises(NotSupported, match="one document to the next"):
         SHAPE.stack(1, extra_tokens=2)(x, q_tokens=Tokens.packed([2, 3]))
     with pytest.raises(NotSupported, match="ExtraTokens does not read in steps"):

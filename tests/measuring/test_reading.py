@@ -14,7 +14,7 @@ from eyeline.measuring import compare, under
 from eyeline.measuring.comparison import AttentionClock, pairs_per_layer, read, writing_speed
 from eyeline.measuring.peaks import Peak
 from eyeline.mechanisms import Exact
-from eyeline.patterns import Causal, Full, SameDocument, prefix_lm, sliding_window, streaming
+from eyeline.patterns import Causal, Full, SameSegment, prefix_lm, sliding_window, streaming
 from models.tiny import ids, llama
 
 
@@ -111,7 +111,7 @@ def test_the_baseline_is_not_measured_twice() -> None:
     assert [row.label for row in found.rows] == ["causal"]
 
 
-@pytest.mark.parametrize("pattern", [Full(), prefix_lm(5), SameDocument()])
+@pytest.mark.parametrize("pattern", [Full(), prefix_lm(5), SameSegment()])
 def test_a_pattern_that_looks_ahead_would_read_the_answers(pattern: Any) -> None:
     with pytest.raises(InvalidArgument, match="under ahead tokens look at later ones"):
         compare(llama(), text(131), {"ahead": pattern})

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Full, SameDocument, Tokens, attention, cost, max_path_length
+from eyeline import Causal, Full, Tokens, attention, cost, max_path_length
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention
 from eyeline.mechanisms.routed.clustered import ClusteredQueries, clustered_attention
 from eyeline.mechanisms.routed.clusters import clustered
+from eyeline.patterns import DocumentsApart, Window
 from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
 from routed_oracle import meetings
 
 B, H, HK, L, E, EV, C, K = 2, 6, 3, 23, 5, 3, 4, 5
-SAME = SameDocument()
 
 
 def made(clusters: int = C, topk: int = K, **options: float) -> ClusteredQueries:
@@ -58,7 +58,7 @@ def formula(
     chosen = clustered(query.detach(), q, ours.clusters, ours.rounds)
     out = []
     for b in range(B):
-        seen = SAME.sees(q.row(b).points(axis=-2), k.row(b).points(axis=-1))
+        seen = DocumentsApart().sees(q.row(b).points(axis=-2), k.row(b).points(axis=-1))
         seen = seen.expand(query.shape[2], key.shape[2])
         for h in range(H):
             ks, vs = key[b, h // (H // key.shape[1])], value[b, h // (H // key.shape[1])]
@@ -91,9 +91,8 @@ def test_formula(queries: int, keys: int, kv_heads: int) -> None:
     same_grads(made()(*inputs), formula(made(), inputs), inputs)
 
 
-@pytest.mark.parametrize("pattern", [Full(), SameDocument()], ids=str)
-def test_documents_are_clustered_apart(pattern: Full | SameDocument) -> None:
-    ours, inputs, tokens = ClusteredQueries(C, K, pattern=pattern, rounds=3), heads(), documents()
+def test_documents_are_clustered_apart() -> None:
+    ours, inputs, tokens = ClusteredQueries(C, K, rounds=3), heads(), documents()
     got = ours(*inputs, q_tokens=tokens, k_tokens=tokens)
     same_grads(got, formula(ours, inputs, tokens, tokens), inputs)
     others = [x.detach().clone() for x in inputs]
@@ -108,7 +107,7 @@ def test_documents_are_clustered_apart(pattern: Full | SameDocument) -> None:
 def test_all_keys_or_a_cluster_each_is_exact_attention(tokens: Tokens | None) -> None:
     inputs, both = heads(), {"q_tokens": tokens, "k_tokens": tokens}
     for ours in (made(C, L), made(C, 99), made(L, 1), made(99, 2), made(1, L)):
-        exact = attention(*inputs, Full() if tokens is None else SAME, **both)
+        exact = attention(*inputs, Full(), **both)
         same_grads(ours(*inputs, **both), exact, inputs)
 
 
@@ -224,7 +223,7 @@ def test_explained_of_nothing() -> None:
 
 
 def test_refusals() -> None:
-    for pattern in (Causal(), Causal() & SAME):
+    for pattern in (Causal(), Causal() & Window(3, 0)):
         with pytest.raises(NotSupported, match="cannot honour causal"):
             ClusteredQueries(C, K, pattern=pattern)
         with pytest.raises(NotSupported, match="cannot honour causal"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window, sliding_window
+from eyeline import Causal, Full, Pattern, SameSegment, Tokens, Window, sliding_window
 from eyeline.encodings import Rotary
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention
@@ -266,7 +266,7 @@ def test_dropout_and_determinism(by: str, pattern: Pattern, local: bool) -> None
 
 
 @pytest.mark.parametrize(
-    "pattern", [Window(2, 2), sliding_window(4), SameDocument(), Causal() & Window(3, 0)], ids=str
+    "pattern", [Window(2, 2), sliding_window(4), SameSegment(), Causal() & Window(3, 0)], ids=str
 )
 def test_other_patterns_are_refused_by_name(pattern: Pattern) -> None:
     with pytest.raises(NotSupported, match="cannot honour " + str(pattern).split("(")[0]):

@@ -13,7 +13,6 @@ from eyeline import (
     Causal,
     Full,
     Pattern,
-    SameDocument,
     Tokens,
     Window,
     attention,
@@ -79,13 +78,12 @@ def test_the_matrix_of_shared_clusters(kv_heads: int, pattern: Pattern) -> None:
     assert found["causality"].startswith("none" if pattern == Full() else "edge: each cluster")
 
 
-@pytest.mark.parametrize("pattern", [*PATTERNS, Causal() & SameDocument()], ids=str)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_one_cluster_is_exact_attention(pattern: Pattern) -> None:
     ours, inputs, tokens = made(1, 99, pattern), heads(), documents()
     same_grads(ours(*inputs), attention(*inputs, pattern), inputs)
     got = ours(*inputs, q_tokens=tokens, k_tokens=tokens)
-    apart = pattern if "same_document" in str(pattern) else pattern & SameDocument()
-    same_grads(got, attention(*inputs, apart, q_tokens=tokens, k_tokens=tokens), inputs)
+    same_grads(got, attention(*inputs, pattern, q_tokens=tokens, k_tokens=tokens), inputs)
 
 
 @pytest.mark.parametrize("length", [1, 2, 6, 7, 8, 13, 14, 15])
@@ -132,7 +130,7 @@ def test_documents_are_routed_apart() -> None:
     ours, tokens, inputs = made(pattern=Causal()), documents(), heads()
     count = meetings(
         ours.route(*inputs[:2], q_tokens=tokens, k_tokens=tokens),
-        Causal() & SameDocument(), tokens, tokens,
+        Causal(), tokens, tokens,
     )  # fmt: skip
     got = ours(*inputs, q_tokens=tokens, k_tokens=tokens)
     same_grads(got, dense(count, *inputs)[0], inputs)

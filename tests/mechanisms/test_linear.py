@@ -15,7 +15,7 @@ from eyeline.generation import stream
 from eyeline.layers import Block, FeedForward, MultiHeadAttention, Stack
 from eyeline.mechanisms import Exact, Heads, LinearAttention, recipe
 from eyeline.models import Llama, LlamaConfig
-from eyeline.patterns import Causal, Full, SameDocument, Sinks, sliding_window
+from eyeline.patterns import Causal, Full, Sinks, sliding_window
 from eyeline.tokens import Tokens
 
 HEADS, KEY_HEADS, WIDTH, LENGTH = 6, 3, 5, 37
@@ -44,10 +44,10 @@ SITUATIONS = {
     "plain": (Causal(), Tokens.arange(0, LENGTH)),
     "left pads": (Causal(), Tokens.padded([LENGTH, 5])),
     "one row of nobody": (Causal(), Tokens.padded([LENGTH - 1, 0], length=LENGTH)),
-    "documents": (Causal() & SameDocument(), Tokens.packed([5, 0, 1, 19, 9], length=LENGTH)),
-    "documents that are not kept apart": (Causal(), Tokens.packed([5, 20, 12])),
+    "documents": (Causal(), Tokens.packed([5, 0, 1, 19, 9], length=LENGTH)),
+    "a batch of packings": (Causal(), Tokens.packed([[5, 20, 12], [30, 4]], length=LENGTH)),
     "documents by row": (
-        SameDocument() & Causal(),
+        Causal(),
         Tokens(
             torch.arange(LENGTH).expand(2, -1),
             torch.stack((torch.arange(LENGTH) // 10, torch.arange(LENGTH) // 4)),
@@ -79,7 +79,7 @@ def test_steps_equal_one_run(
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize("pattern", [Full(), Causal(), SameDocument(), Causal() & SameDocument()])
+@pytest.mark.parametrize("pattern", [Full(), Causal()])
 @pytest.mark.parametrize("feature_map", ["elu", "favor"])
 def test_follows_its_pattern(pattern: Any, feature_map: str) -> None:
     """The weights are 0 where those of exact attention are, and the output is theirs."""
@@ -94,9 +94,9 @@ def test_follows_its_pattern(pattern: Any, feature_map: str) -> None:
 
 def test_what_it_declares_and_refuses() -> None:
     assert linear().causality == "functional" and linear().no_cache is None
-    assert linear(SameDocument()).causality == "none"
+    assert linear(Full()).causality == "none"
     for pattern in (sliding_window(4), Causal() | Sinks(1), ~Causal(), Causal() & Sinks(2)):
-        with pytest.raises(NotSupported, match="follows full, causal, same_document and & of them"):
+        with pytest.raises(NotSupported, match="follows full or causal"):
             linear(pattern)
     with pytest.raises(NotSupported, match="under full tokens look ahead"):
         linear(Full()).new_cache(LAYOUT)
@@ -175,7 +175,7 @@ def test_rows_change_places_with_their_sums() -> None:
 
 
 def test_documents_in_steps_come_one_after_another() -> None:
-    mechanism = linear(Causal() & SameDocument())
+    mechanism = linear(Causal())
     cache = mechanism.new_cache(LAYOUT)
     cache.advance(Tokens.listed([0, 1], [3, 4]))
     with pytest.raises(NotSupported, match="their numbers go up"):

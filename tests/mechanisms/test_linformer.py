@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window, sliding_window
+from eyeline import Causal, Full, Pattern, SameSegment, Tokens, Window, sliding_window
 from eyeline.encodings import Learned, Rotary
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention
@@ -208,7 +208,7 @@ def test_a_layer_projects_first_where_it_must() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [Causal(), Window(2, 2), sliding_window(4), SameDocument()], ids=str
+    "pattern", [Causal(), Window(2, 2), sliding_window(4), SameSegment()], ids=str
 )
 def test_patterns_are_refused_by_name(pattern: Pattern) -> None:
     with pytest.raises(NotSupported, match=str(pattern).split("(")[0]):

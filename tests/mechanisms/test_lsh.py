@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Full, Pattern, SameDocument, Tokens, Window, attention
+from eyeline import Causal, Full, Pattern, SameSegment, Tokens, Window, attention
 from eyeline.caches import Marked
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers import MultiHeadAttention
@@ -22,7 +22,7 @@ from routed_oracle import dense, meetings
 B, H, L, E = 2, 3, 37, 5
 FULL, CAUSAL = Full(), Causal()
 BY = pytest.mark.parametrize("by", ["chunks", "buckets"])
-PATTERNS = [FULL, CAUSAL, CAUSAL & Window(11, 0), ~SameDocument() | Window(3, 5)]
+PATTERNS = [FULL, CAUSAL, CAUSAL & Window(11, 0), ~SameSegment() | Window(3, 5)]
 
 
 def made(by: str, pattern: Pattern = FULL, **options: object) -> LSH:

@@ -15,7 +15,6 @@ from eyeline import (
     Full,
     Pattern,
     PerHead,
-    SameDocument,
     Tokens,
     sliding_window,
     streaming,
@@ -91,8 +90,6 @@ def test_what_every_mechanism_shows(kind: str, pattern: Pattern) -> None:
 def test_equals_the_matrix_of_what_is_picked(
     kind: str, pattern: Pattern, tokens: dict[str, Tokens], width: int
 ) -> None:
-    if tokens and isinstance(pattern, Explicit):
-        pattern = pattern & SameDocument()
     ours, given = MAKES[kind](pattern), heads(width=width)
     q, k = (tokens["q_tokens"], tokens["k_tokens"]) if tokens else default_tokens(L, S)
     rules = [pattern.at(0, h) for h in range(H)]
@@ -109,8 +106,8 @@ def test_where_all_are_picked_it_is_attention(
     kind: str, pattern: Pattern, tokens: dict[str, Tokens]
 ) -> None:
     """With documents: to those of the query's own."""
-    given, rule = heads(), pattern & SameDocument() if tokens else pattern
-    expected = attention(*given, rule, **tokens)
+    given = heads()
+    expected = attention(*given, pattern, **tokens)
     same_gradients(ALL[kind](pattern)(*given, **tokens), expected, given)
 
 

@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eyeline import Causal, Full, Pattern, SameDocument, Tokens, sliding_window
+from eyeline import Causal, Full, Pattern, Tokens, sliding_window
 from eyeline.functional import attention
 from eyeline.mechanisms import Heads, Mechanism, recipe
 from eyeline.testing import Claims, check_mechanism
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
-FULL, CAUSAL = Full(), Causal() & SameDocument()
+FULL, CAUSAL = Full(), Causal()
 MIXED = Claims(keeps_documents_apart=False)
 PROJECTED = Claims(linear_in_value=False, weights_sum_to_one=False)
 ITS_OWN_KEYS = Claims(kv_heads=4)
 CASES = [
     ("exact", FULL, MIXED),
     ("exact", CAUSAL, Claims()),
-    ("exact", sliding_window(13) & SameDocument(), Claims()),
+    ("exact", sliding_window(13), Claims()),
     ("additive", CAUSAL, Claims()),
     ("linear", FULL, MIXED),
     ("linear", CAUSAL, Claims()),
@@ -60,7 +60,7 @@ def test_mechanism(text: str, pattern: Pattern, claims: Claims) -> None:
 class Faulty(Mechanism):
     """Causal attention with something wrong; see each test."""
 
-    causality, pattern = "functional", Causal() & SameDocument()
+    causality, pattern = "functional", Causal()
 
     def __init__(self, fault: str) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from eyeline.mechanisms import recipe
 from eyeline.models import Bert, BertClassifier, BertConfig, BertMasked
 from eyeline.models.bert import ACTIVATIONS
 from eyeline.models.pooling import pooled
-from eyeline.patterns import Full, SameDocument, Window, longformer
+from eyeline.patterns import Full, Window, longformer
 from eyeline.tokens import Tokens
 from models.tiny import ids, save_hf
 from models.tiny_bert import CLASSES, CONFIG, HF, bert, hf_tensors, plainly, save
@@ -101,14 +101,14 @@ def test_a_padded_row_equals_the_text_alone(side: str, pattern: Any) -> None:
 
 def test_packed_documents_equal_the_texts_alone() -> None:
     """Together they are longer than the 23 positions that there are."""
-    model, text, lengths = bert(pattern=SameDocument()).double(), ids(1, 31), [17, 3, 11]
+    model, text, lengths = bert(pattern=Full()).double(), ids(1, 31), [17, 3, 11]
     got = model(text, q_tokens=Tokens.packed(lengths))[0]
     for own, piece in zip(got.split(lengths), text.split(lengths, 1), strict=True):
         close(own, model(piece)[0])
 
 
 def test_documents_of_a_batch_and_nobody_between() -> None:
-    model, text = bert(pattern=SameDocument()).double(), ids(2, 7)
+    model, text = bert(pattern=Full()).double(), ids(2, 7)
     positions = torch.tensor([[0, 1, -1, 5, 6, 7, -1], [3, 4, 5, 6, 7, 8, 9]])
     documents = torch.tensor([[0, 0, -1, 4, 4, 4, 0], [4, 4, 4, 4, 0, 0, 0]])
     got = model(text, q_tokens=Tokens(positions, documents))

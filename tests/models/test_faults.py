@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyeline import Causal, SameDocument, Tokens, save
+from eyeline import Causal, Tokens, save
 from eyeline.errors import InvalidArgument
 from eyeline.mechanisms import Compressed, Heads, recipe
 from eyeline.models import GPT2, GPT2Config, Transformer, TransformerConfig
@@ -17,7 +17,7 @@ CONFIG = GPT2Config(29, width=12, hidden=20, layers=2, heads=3, trained_length=1
 
 def test_pads_and_borders_of_documents_have_no_loss() -> None:
     torch.manual_seed(0)
-    model, ids = GPT2(CONFIG, Causal() & SameDocument()), torch.randint(29, (2, 7))
+    model, ids = GPT2(CONFIG, Causal()), torch.randint(29, (2, 7))
     padded = model.losses(ids, q_tokens=Tokens.padded([7, 3]))
     assert (padded != 0).tolist() == [[True] * 6, [False] * 4 + [True] * 2]
     packed = model.losses(ids[:1], q_tokens=Tokens.packed([3, 4]))
@@ -26,7 +26,7 @@ def test_pads_and_borders_of_documents_have_no_loss() -> None:
 
 def test_the_decoder_has_no_loss_at_borders_of_documents() -> None:
     torch.manual_seed(0)
-    model = Transformer(TransformerConfig(29, 12, 20, 1, 3), Causal() & SameDocument())
+    model = Transformer(TransformerConfig(29, 12, 20, 1, 3), Causal())
     ids, packed = torch.randint(29, (1, 7)), Tokens.packed([3, 4])
     losses = model.losses(ids, ids, source_tokens=packed, target_tokens=packed)
     assert (losses != 0).tolist() == [[True, True, False, True, True, True]]

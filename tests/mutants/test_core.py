@@ -22,7 +22,7 @@ from eyeline.patterns import (
     Not,
     Or,
     Pattern,
-    SameDocument,
+    SameSegment,
     Sinks,
     Window,
     sliding_window,
@@ -94,12 +94,12 @@ def not_keeps_the_verdict(patch: Patch) -> Callable[[], None]:
 
 def documents_full_across_an_edge(patch: Patch) -> Callable[[], None]:
     patch.setattr(
-        SameDocument, "verdict",
+        SameSegment, "verdict",
         lambda self, q, k: from_tests(
             full=(q.document_min == k.document_min), some=q.document_min <= k.document_max
         ),
     )  # fmt: skip
-    return pattern_suite(SameDocument())
+    return pattern_suite(SameSegment())
 
 
 def chunks_signature_without_its_phase(patch: Patch) -> Callable[[], None]:
@@ -180,7 +180,7 @@ def lse_of_an_empty_row_is_zero(patch: Patch) -> Callable[[], None]:
         return flash._FORWARD(q, k, v, 0.0, False, attn_mask=added, scale=scale)
 
     patch.setattr(flash, "forward", forward)
-    return kernel_suite("explicit", "packed with a rest, causal & same_document")
+    return kernel_suite("explicit", "packed with a rest, causal")
 
 
 def parts_overwrite_each_other(patch: Patch) -> Callable[[], None]:

@@ -98,8 +98,8 @@ def strided_takes_residues_for_equal(patch: Patch) -> Suite:
 
     def suite() -> None:
         start = torch.arange(7)
-        some = Bounds(start, start + 70, 0 * start, 0 * start, start, start, 7)
-        first = Bounds(*(None if x is None else x[:1] for x in some[:6]), 7)  # type: ignore[misc]
+        some = Bounds(start, start + 70, *[0 * start] * 4, start, start, 7)
+        first = Bounds(*(None if x is None else x[:1] for x in some[:8]), 7)  # type: ignore[misc]
         assert Strided(7).verdict(some, first).tolist() == [2, 0, 0, 0, 0, 0, 0]
 
     return suite
@@ -210,7 +210,7 @@ def per_head_full_if_one_is(patch: Patch) -> Suite:
 
     def suite() -> None:
         x = torch.zeros(1, dtype=torch.int64)
-        near, far = Bounds(x, x, x, x), Bounds(x + 9, x + 9, x, x)
+        near, far = Bounds(x, x, *[x] * 4), Bounds(x + 9, x + 9, *[x] * 4)
         assert PerHead([Full(), Window(1, 1)]).verdict(far, near).tolist() == [1]
 
     return suite

@@ -26,7 +26,6 @@ from eyeline.patterns import (
     PerHead,
     Predicate,
     Random,
-    SameDocument,
     Sinks,
     Strided,
     Window,
@@ -95,7 +94,7 @@ def test_pads() -> None:
 
 def test_documents() -> None:
     tokens = Tokens.packed([100, 1, 0, 200], length=LENGTH)
-    assert_same(Causal() & SameDocument(), LENGTH, LENGTH, tokens)
+    assert_same(Causal(), LENGTH, LENGTH, tokens)
 
 
 def test_half_types() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns import And, Causal, Full, Pattern, Predicate, SameDocument, Sinks, Window
+from eyeline.patterns import And, Causal, Full, Pattern, Predicate, SameSegment, Sinks, Window
 from eyeline.planning import dense_mask
 from eyeline.testing.pattern import (
     needed_keys_are_kept,
@@ -71,5 +71,5 @@ def test_what_a_compound_depends_on_is_found() -> None:
     predicate = Predicate(lambda b, h, q, k: q >= k, per_head=False)
     assert (Causal() & ~predicate).varies_by == {"batch"}
     assert (Causal() & ~predicate).bound == (predicate,)
-    assert not (Full() | SameDocument()).compares_positions
+    assert not (Full() | SameSegment()).compares_positions
     assert (Full() & Causal()).compares_positions

@@ -21,7 +21,7 @@ from eyeline.patterns import (
     PerHead,
     Predicate,
     Random,
-    SameDocument,
+    SameSegment,
     Sinks,
     Strided,
     Window,
@@ -101,9 +101,9 @@ def test_table(name: str) -> None:
     assert torch.equal(dense_mask(fixed, len(right)), right)
 
 
-def test_same_document_table() -> None:
-    tokens = Tokens.listed([0, 1, 2, 3], [0, 0, 5, 5])
-    mask = dense_mask(SameDocument(), q_tokens=tokens, k_tokens=tokens)
+def test_same_segment_table() -> None:
+    tokens = Tokens.listed([0, 1, 2, 3], segments=[0, 0, 5, 5])
+    mask = dense_mask(SameSegment(), q_tokens=tokens, k_tokens=tokens)
     assert torch.equal(mask, table("1100 1100 0011 0011"))
 
 

@@ -59,9 +59,7 @@ FAR = 400
 def rectangle(pattern: Pattern, q: Tensor, k: Tensor) -> Tensor:
     """allows for positions (…, a) and (…, b): bool (…, a, b)."""
     rows, columns = q.unsqueeze(-1), k.unsqueeze(-2)
-    mask = pattern.allows(
-        Points(rows, torch.zeros_like(rows)), Points(columns, torch.zeros_like(columns))
-    )
+    mask = pattern.allows(Points.of(rows), Points.of(columns))
     return mask.expand(torch.broadcast_shapes(rows.shape, columns.shape))
 
 
@@ -70,9 +68,9 @@ def bounds(positions: Tensor, modulus: int | None = None) -> Bounds:
     least, most = positions.amin(-1), positions.amax(-1)
     zero = torch.zeros_like(least)
     if modulus is None:
-        return Bounds(least, most, zero, zero)
+        return Bounds.of_positions(least, most)
     residue = positions % modulus
-    return Bounds(least, most, zero, zero, residue.amin(-1), residue.amax(-1), modulus)
+    return Bounds(least, most, zero, zero, zero, zero, residue.amin(-1), residue.amax(-1), modulus)
 
 
 def ranges(count: int, end: int, generator: torch.Generator) -> list[tuple[int, int]]:
@@ -100,17 +98,16 @@ def test_verdicts_broadcast(name: str) -> None:
     """Rows of ranges against columns of ranges, and one range against many."""
     pattern, generator = ATOMS[name], torch.Generator().manual_seed(1)
     ends = torch.randint(0, 61, (2, 5, 2), generator=generator).sort(-1).values
-    zero = torch.zeros(5, dtype=torch.int64)
-    q, k = (Bounds(*x.unbind(-1), zero, zero) for x in ends)
-    column = Bounds(*(x[:, None] for x in q[:4]))
+    q, k = (Bounds.of_positions(*x.unbind(-1)) for x in ends)
+    column = Bounds(*(x[:, None] for x in q[:6]))
     table = pattern.verdict(column, k)
     assert table.shape == (5, 5)
     for i in range(5):
-        one = Bounds(*(x[i] for x in q[:4]))
+        one = Bounds(*(x[i] for x in q[:6]))
         assert torch.equal(pattern.verdict(one, k), table[i])
         assert torch.equal(
             pattern.verdict(k, one),
-            pattern.verdict(Bounds(*(x[:, None] for x in k[:4])), one)[:, 0],
+            pattern.verdict(Bounds(*(x[:, None] for x in k[:6])), one)[:, 0],
         )
 
 

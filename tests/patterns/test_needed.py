@@ -16,7 +16,6 @@ from eyeline.patterns import (
     Global,
     Pattern,
     PerHead,
-    SameDocument,
     Sinks,
     Strided,
     Window,
@@ -171,9 +170,9 @@ def test_rows_move_at_their_own_pace() -> None:
 
 def test_any_document_may_come_again() -> None:
     tokens = Tokens.listed([0, 1, 2], [-1, -1, -1])
-    assert (sliding_window(4) & SameDocument()).needed(tokens, 3).all()
+    assert sliding_window(4).needed(tokens, 3).all()
 
 
 def test_a_document_may_come_again() -> None:
     tokens = Tokens.packed([3, 3])
-    assert (Causal() & SameDocument()).needed(tokens, 6).all()
+    assert Causal().needed(tokens, 6).all()

@@ -28,7 +28,6 @@ from eyeline.patterns import (
     PerHead,
     Predicate,
     Random,
-    SameDocument,
     Sinks,
     Strided,
     Window,
@@ -71,12 +70,13 @@ def test_attention_follows_each_head(backend: str, key_heads: int) -> None:
 
 def test_expressions_keep_heads_apart() -> None:
     tokens = Tokens.packed([5, 6])
-    pattern = ~(THREE & SameDocument()) | Window(0, 0)
+    pattern = ~THREE | Window(0, 0)
     mask = dense_mask(pattern, q_tokens=tokens, k_tokens=tokens, batch=1, heads=3)
     for head, member in enumerate(THREE.members):
-        alone = ~(member & SameDocument()) | Window(0, 0)
+        alone = ~member | Window(0, 0)
         assert torch.equal(mask[0, head], dense_mask(alone, q_tokens=tokens, k_tokens=tokens))
         assert pattern.at(0, head) == alone
+        assert not mask[0, head, 5:, :5].any(), "~ shows another document"
 
 
 def test_members_may_differ_by_row_and_carry_tensors() -> None:
@@ -109,15 +109,15 @@ def test_a_list_for_other_heads_is_refused() -> None:
 def test_one_answer_for_all_heads_is_refused() -> None:
     zero = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(InvalidArgument, match=r"differs per head: .*pattern\.at\(batch, head\)"):
-        THREE.allows(Points(zero, zero), Points(zero, zero))
+        THREE.allows(Points.of(zero), Points.of(zero))
     with pytest.raises(InvalidArgument, match="differs per head"):
         dense_mask(THREE | Full(), 5)
 
 
 def test_a_verdict_is_what_all_heads_agree_on() -> None:
     start = torch.tensor([0, 4, 8])
-    q = Bounds(start + 8, start + 9, 0 * start, 0 * start)
-    k = Bounds(start, start + 1, 0 * start, 0 * start)
+    q = Bounds.of_positions(start + 8, start + 9)
+    k = Bounds.of_positions(start, start + 1)
     assert PerHead([Causal(), Full()]).verdict(q, k).tolist() == [FULL] * 3
     assert PerHead([Window(3, 3), Window(1, 1)]).verdict(q, k).tolist() == [EMPTY] * 3
     assert PerHead([Window(3, 3), Full()]).verdict(q, k).tolist() == [PARTIAL] * 3

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import absorb, below, sample, seeded
-from eyeline.patterns import Bounds, Causal, Pattern, Random, SameDocument, Window
+from eyeline.patterns import Bounds, Causal, Pattern, Random, Window
 from eyeline.patterns.random_blocks import Counts
 from eyeline.planning import dense_mask
 from eyeline.testing import check_pattern
@@ -177,7 +177,7 @@ def test_what_is_not_fixed_is_said() -> None:
     assert free.of_length(9).varies_by == {"head"}
     assert not free.at(0, 1).of_length(9).varies_by
     assert free.of_length(9).of_length(30) == free.of_length(9)
-    point = Points(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    point = Points.of(torch.zeros(1, dtype=torch.int64))
     with pytest.raises(InvalidArgument, match=r"draw it for a length: pattern\.of_length\(n\)"):
         free.at(0, 0).allows(point, point)
     with pytest.raises(InvalidArgument, match=r"of_length\(n\)"):
@@ -188,7 +188,7 @@ def test_what_is_not_fixed_is_said() -> None:
 
 def test_nothing_is_known_before_it_is_drawn() -> None:
     x = torch.arange(3)
-    some = Bounds(x, x, 0 * x, 0 * x)
+    some = Bounds.of_positions(x, x)
     for pattern in (Random(2, 4), Random(2, 4, head=1), Random(2, 4, length=8)):
         assert pattern.verdict(some, some).tolist() == [1, 1, 1]
         assert pattern.signature(some, some) is None
@@ -227,7 +227,7 @@ def test_a_draw_serves_its_length_and_shorter_ones() -> None:
     [
         Random(2, 16, head=0, length=131), Random(1, 7, seed=3, head=2, length=67),
         Causal() & Random(3, 5, head=1, length=67) | Window(2, 2),
-        Random(3, 16, head=0, length=131) & SameDocument(), ~Random(2, 30, head=0, length=131),
+        Random(3, 16, head=0, length=131), ~Random(2, 30, head=0, length=131),
     ],
     ids=str,
 )  # fmt: skip

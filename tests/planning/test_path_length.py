@@ -23,7 +23,6 @@ from eyeline.patterns import (
     Pattern,
     PerHead,
     Predicate,
-    SameDocument,
     Sinks,
     Strided,
     Window,
@@ -51,7 +50,7 @@ FORMULAS = """
     full
     causal
     ~causal
-    same_document & causal
+    same_segment & causal
     window(0, 0)
     window(1, 0)
     window(0, 5)
@@ -272,10 +271,10 @@ def test_heads_unite() -> None:
 
 def test_documents_are_searched_apart() -> None:
     tokens = Tokens.packed([3000, 0, 3001, 2000])
-    assert max_path_length(SameDocument() & Window(5, 5), tokens=tokens) == 600
-    assert max_path_length(SameDocument() & Causal(), tokens=tokens) == 1
+    assert max_path_length(Window(5, 5), tokens=tokens) == 600
+    assert max_path_length(Causal(), tokens=tokens) == 1
     small = Tokens.packed([7, 0, 13, 1, 19], length=43)
-    pattern = SameDocument() & Window(2, 0) & ~Window(0, 0)
+    pattern = Window(2, 0) & ~Window(0, 0)
     right = searched(dense_mask(pattern, q_tokens=small, k_tokens=small))
     assert max_path_length(pattern, tokens=small) == right == 9
 

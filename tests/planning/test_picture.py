@@ -22,10 +22,10 @@ from eyeline.patterns import (
     Global,
     Pattern,
     Predicate,
-    SameDocument,
     Sinks,
     Strided,
     Window,
+    kept_apart,
     parse,
     sliding_window,
     streaming,
@@ -111,7 +111,7 @@ def test_pads_and_documents(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if few:
         monkeypatch.setattr(pictures, "_TILES", 16)
     tokens = Tokens.packed([31, 0, 113, 1, 61], length=227)
-    pattern = Causal() & SameDocument()
+    pattern = kept_apart(Causal(), tokens, tokens)
     right = by_definition(dense_mask(pattern, q_tokens=tokens, k_tokens=tokens), 16)
     found = scanned(pattern, tokens, tokens, tile=2, depth=3)
     assert torch.equal(found.pairs[found.exact], right[found.exact].double())
@@ -190,7 +190,7 @@ def test_what_no_sample_meets_may_still_be_there() -> None:
 
 def test_documents_are_estimated_too() -> None:
     tokens = Tokens.packed([70_001, 50_021, 80_021])
-    pattern = SameDocument() & Strided(67)
+    pattern = Strided(67)
     made = picture(pattern, q_tokens=tokens, k_tokens=tokens)
     right = pairs(pattern, q_tokens=tokens, k_tokens=tokens)
     assert float((made.shares * made.areas).sum()) == pytest.approx(right, rel=0.1)

@@ -23,7 +23,6 @@ from eyeline.patterns import (
     Pattern,
     Predicate,
     Random,
-    SameDocument,
     Sinks,
     sliding_window,
     streaming,
@@ -138,7 +137,7 @@ def test_planning_memory_is_linear(pattern: Pattern) -> None:
 
 def test_planning_packed_documents_is_linear() -> None:
     tokens = Tokens.packed(torch.arange(8, 900, 7).repeat(4))
-    pattern = Causal() & SameDocument()
+    pattern = Causal()
     size = largest_tensor(lambda: plan(pattern, q_tokens=tokens, k_tokens=tokens))
     assert size < 16 * tokens.length
 

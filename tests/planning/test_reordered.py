@@ -22,7 +22,7 @@ from eyeline.patterns import (
     Global,
     Pattern,
     PerHead,
-    SameDocument,
+    SameSegment,
     Strided,
     Window,
     sliding_window,
@@ -43,7 +43,7 @@ own_order = st.one_of(
 )
 plain = st.one_of(
     st.just(Causal()), st.builds(Window, st.integers(0, 30), st.integers(0, 30)),
-    st.builds(Chunks, st.integers(1, 40)), st.just(SameDocument()), st.just(Full()),
+    st.builds(Chunks, st.integers(1, 40)), st.just(SameSegment()), st.just(Full()),
 )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def _count(made: Plan) -> int:
 def test_documents_and_strides_share_a_plan() -> None:
     sizes = [100, 1, 0, 45, 300, 66]
     tokens = Tokens.packed(sizes)
-    pattern = Causal() & SameDocument() & Strided(8)
+    pattern = Causal() & Strided(8)
     expected = 0
     for start, stop in pairwise([sum(sizes[:i]) for i in range(len(sizes) + 1)]):
         at = torch.arange(start, stop)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Explicit, Full, Pattern, PerHead, SameDocument, Tokens, sliding_window
+from eyeline import Causal, Explicit, Full, Pattern, PerHead, Tokens, sliding_window
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.routed import scored
 from eyeline.mechanisms.routed.best import at_most, best, listed, weighty
@@ -24,7 +24,7 @@ PATTERNS = [
     FULL,
     CAUSAL,
     sliding_window(4),
-    CAUSAL & SameDocument(),
+    CAUSAL,
     PerHead([CAUSAL, FULL, CAUSAL, sliding_window(3), FULL, ~CAUSAL]),
     Explicit(torch.rand(B, 1, L, S, generator=torch.Generator().manual_seed(0)) < 0.3),
 ]

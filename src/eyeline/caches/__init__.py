@@ -4,8 +4,6 @@ from eyeline.caches.base import Cache as Cache
 from eyeline.caches.base import LayerCache as LayerCache
 from eyeline.caches.buffers import Layout as Layout
 from eyeline.caches.evicting import Evicting as Evicting
-from eyeline.caches.evicting import Ranks as Ranks
-from eyeline.caches.evicting import recount as recount
 from eyeline.caches.growing import Growing as Growing
 from eyeline.caches.marked import Mark as Mark
 from eyeline.caches.marked import Marked as Marked
@@ -15,3 +13,5 @@ from eyeline.caches.select import cache_in as cache_in
 from eyeline.caches.select import needed_slots as needed_slots
 from eyeline.caches.state import Kept as Kept
 from eyeline.caches.state import State as State
+from eyeline.tokens.slots import Ranks as Ranks
+from eyeline.tokens.slots import recount as recount

@@ -13,81 +13,17 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import EMPTY, Bounds, Pattern
 from eyeline.patterns.base import UNBOUNDED
 from eyeline.tokens import NOBODY, Tokens
-
-# Small operations on the tokens of slots. None of them changes the tokens it is given.
-
-
-def join(first: Tokens, second: Tokens) -> Tokens:
-    """The slots of the first, then those of the second; per row if either differs by row."""
-    batch = first.batch if first.batch is not None else second.batch
-    positions = torch.cat((_rows(first.positions, batch), _rows(second.positions, batch)), -1)
-    if first.documents is None and second.documents is None:
-        return Tokens(positions)
-    documents = [_rows(_documents(tokens), batch) for tokens in (first, second)]
-    return Tokens(positions, torch.cat(documents, -1))
-
-
-def take(tokens: Tokens, slots: Tensor) -> Tokens:
-    """The tokens in these slots, (m,) or (B, m)."""
-    batch = slots.shape[0] if slots.dim() == 2 else None
-    positions = _rows(tokens.positions, batch).gather(-1, slots)
-    documents = tokens.documents
-    if documents is not None:
-        documents = _rows(documents, batch).gather(-1, slots)
-    return Tokens(positions, documents)
-
-
-def only(tokens: Tokens, somebody: Tensor) -> Tokens:
-    """The same slots, with nobody where ``somebody`` is False."""
-    positions = torch.where(somebody, tokens.positions, NOBODY)
-    documents = tokens.documents
-    return Tokens(positions, None if documents is None else documents.expand(positions.shape))
-
-
-def first(tokens: Tokens, count: int) -> Tokens:
-    """The first ``count`` slots."""
-    if count == tokens.length:
-        return tokens
-    documents = None if tokens.documents is None else tokens.documents[..., :count]
-    return Tokens(tokens.positions[..., :count], documents)
-
-
-def exchanged(tokens: Tokens, index: Tensor) -> Tokens:
-    """Row b is what row index[b] was; slots shared by all rows stay as they are."""
-    if tokens.batch is None:
-        return tokens
-    index = index.to(tokens.positions.device)
-    documents = None if tokens.documents is None else tokens.documents[index]
-    return Tokens(tokens.positions[index], documents)
-
-
-def followed_by(position: int | Tensor, positions: Tensor) -> bool:
-    """Whether the positions, nobody left out, go up from ``position`` on in each row."""
-    below = torch.as_tensor(position).expand(*positions.shape[:-1], 1) - 1
-    if positions.shape[-1] == 1:
-        return bool(((positions > below) | (positions == NOBODY)).all())
-    reached = torch.cat((below, positions), -1).cummax(-1).values[..., :-1]
-    return bool(((positions > reached) | (positions == NOBODY)).all())
-
-
-def _documents(tokens: Tokens) -> Tensor:
-    return tokens.documents if tokens.documents is not None else torch.zeros_like(tokens.positions)
-
-
-def _rows(tensor: Tensor, batch: int | None) -> Tensor:
-    return tensor if batch is None or tensor.dim() == 2 else tensor.expand(batch, -1)
-
-
-Position = int | Tensor
-"""A position for all rows, or int64 (B, 1) when batch rows differ."""
+from eyeline.tokens.slots import Position, Reached
 
 
 class Cache(ABC):
     """Keys and values of all layers that share one pattern.
 
     Once per step the model calls ``advance`` with the new tokens; then every layer calls
-    ``append`` once, with its new keys and values. Positions within a row must go up. A cache
-    holds values, not gradients. ``latest`` are the tokens that ``advance`` was last given.
+    ``append`` once, with its new keys and values. Positions go up within each row, or where
+    tokens name documents within each document; documents come one after another, with numbers
+    that go up. A cache holds values, not gradients. ``latest`` are the tokens that ``advance``
+    was last given.
 
     The promise: each step's attention equals the same rows of the run over the whole text. It
     can be kept only if no token may look at one that comes in a later step; ``advance`` refuses
@@ -96,7 +32,8 @@ class Cache(ABC):
 
     def __init__(self, pattern: Pattern, layout: Layout) -> None:
         self.pattern, self.layout = pattern, layout
-        self._position: Position = 0
+        self._reached = Reached()
+        self._named: list[str] | None = None  # what all tokens name besides positions
         self._begin = UNBOUNDED  # the lowest position that was read
         self._shapes = (torch.Size(), torch.Size())  # of this step's keys and values
         self.latest: Tokens | None = None
@@ -104,8 +41,8 @@ class Cache(ABC):
 
     @property
     def position(self) -> Position:
-        """The next position: a number, or int64 (B, 1) when batch rows differ."""
-        return self._position
+        """The next position in the document that was read last: a number, or int64 (B, 1)."""
+        return self._reached.position
 
     @property
     @abstractmethod
@@ -121,12 +58,13 @@ class Cache(ABC):
         """Takes the step's new tokens; returns those of the keys that ``append`` will return.
 
         Raises InvalidArgument for another batch size or for positions that do not go up, and
-        NotSupported where tokens of earlier steps may look at the new ones.
+        NotSupported where tokens of earlier steps may attend to the new ones.
         """
         self._check(tokens)
-        following = _after(self._position, tokens)
+        following = self._reached.after(tokens)
         seen = self._place(tokens, following)
-        self._position, self._shapes = following, self.layout.shapes(tokens.length)
+        self._reached, self._shapes = following, self.layout.shapes(tokens.length)
+        self._named = _named(tokens)
         self.latest, self._waiting = tokens, set(range(self.layout.layers))
         real = tokens.positions[tokens.positions != NOBODY]
         self._begin = min(self._begin, int(real.min())) if real.numel() else self._begin
@@ -146,17 +84,19 @@ class Cache(ABC):
     def truncate(self, position: Position) -> None:
         """Forgets every token at this position or later; it becomes the next position.
 
+        Where tokens name documents: every token of the document that was read last.
+
         Raises InvalidArgument for a position that was not reached, and NotSupported if a key
         that has been evicted would be needed again.
         """
-        asked, reached = torch.as_tensor(position), torch.as_tensor(self._position)
+        asked, reached = torch.as_tensor(position), torch.as_tensor(self.position)
         if bool(((asked > reached) | (asked < 0)).any()):
             raise InvalidArgument(
                 f"truncate({position}): 0 is the first position, "
-                f"the next position is {self._position}"
+                f"the next position is {self.position}"
             )
         self._forget(position)
-        self._position, self._waiting = position, set()
+        self._reached, self._waiting = self._reached._replace(position=position), set()
 
     def reorder(self, index: Tensor) -> None:
         """Row b becomes what row index[b] was (int64, (B,)): for beam search."""
@@ -167,12 +107,11 @@ class Cache(ABC):
             )
         self._exchange(index)
         self._waiting = set()
-        if isinstance(self._position, Tensor):
-            self._position = self._position[index.to(self._position.device)]
+        self._reached = self._reached.exchanged(index)
 
     @abstractmethod
-    def _place(self, tokens: Tokens, following: Position) -> Tokens:
-        """The storage's own part of ``advance``; ``following`` is the position after the step."""
+    def _place(self, tokens: Tokens, following: Reached) -> Tokens:
+        """The storage's own part of ``advance``; following: what the step comes to."""
 
     @abstractmethod
     def _forget(self, position: Position) -> None:
@@ -212,37 +151,71 @@ class Cache(ABC):
             raise InvalidArgument(
                 f"tokens of {tokens.batch} batch rows for a cache of {self.layout.batch}"
             )
-        if not followed_by(self._position, tokens.positions):
+        if self._named is not None and self._named != _named(tokens):
             raise InvalidArgument(
-                f"positions must go up within each row, from {self._position} on; "
-                f"got {tokens.positions.tolist()}"
+                f"tokens of one step name {_listed(self._named)} and those of the next "
+                f"{_listed(_named(tokens))}: all steps name the same"
             )
-        if not _settled(self.pattern, self._position):
+        if not self._reached.precedes(tokens):
+            raise InvalidArgument(
+                f"positions must go up within each row, from {self.position} on"
+                + self._where(tokens)
+            )
+        start = torch.as_tensor(self.position)
+        goes_on = self._reached.goes_on(tokens)
+        if goes_on is not None:  # a new document has nothing before it
+            start = torch.where(goes_on, start.to(goes_on.device), 0)
+        if not _settled(self.pattern, start):
             raise NotSupported(
-                f"under {self.pattern} tokens before position {self._position} may look at later "
+                f"under {self.pattern} tokens before position {self.position} may attend to later "
                 "ones, so reading in steps would not equal reading at once: read the whole text "
-                "in one step, or use causal & (…), under which nobody looks ahead"
+                "in one step, or use causal & (…), under which no token attends ahead"
             )
 
+    def _where(self, tokens: Tokens) -> str:
+        got = f"; got {tokens.positions.tolist()}"
+        if tokens.documents is None:
+            return f"{got}: of a tree of drafts keep one path, and read the tree without a cache"
+        return (
+            f" or from the start of another document, with numbers that go up{got} in the "
+            f"documents {tokens.documents.tolist()}"
+        )
 
-def _settled(pattern: Pattern, position: Position) -> bool:
-    """Whether no token before the position may attend to one at it or after it.
+
+def needed(pattern: Pattern, tokens: Tokens, reached: Reached) -> Tensor:
+    """Which keys may still be attended to, bool of their positions' shape."""
+    keys = pattern.needed(tokens, reached.position)
+    if tokens.documents is None or reached.document is None:
+        return keys
+    return keys & of_document(tokens, reached)
+
+
+def of_document(tokens: Tokens, reached: Reached) -> Tensor:
+    """Which tokens are of the document that was read last; all, where none are named."""
+    if tokens.documents is None or reached.document is None:
+        return torch.ones_like(tokens.positions, dtype=torch.bool)
+    document = reached.document
+    return tokens.documents == (document if len(document) > 1 else document[0])
+
+
+def _named(tokens: Tokens) -> list[str]:
+    names = ("documents", "segments", "encoding_positions")
+    return [name for name in names if getattr(tokens, name) is not None]
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(names) if names else "positions alone"
+
+
+def _settled(pattern: Pattern, start: Tensor) -> bool:
+    """Whether no token before a position may attend to one at it or after it.
 
     Another question than ``looks_ahead``: of one position, at any length, so by bounds.
     """
-    start = torch.as_tensor(position)
     zero, top = torch.zeros_like(start), torch.full_like(start, UNBOUNDED)
-    verdict = pattern.verdict(Bounds(zero, start - 1, zero, top), Bounds(start, top, zero, top))
+    before = Bounds(zero, start - 1, zero, top, zero, top)
+    verdict = pattern.verdict(before, Bounds(start, top, zero, top, zero, top))
     return bool(((verdict == EMPTY) | (start == 0)).all())
-
-
-def _after(position: Position, tokens: Tokens) -> Position:
-    if tokens.length == 0:
-        return position
-    reached = tokens.positions.amax(-1, keepdim=True) + 1
-    if tokens.batch is None and isinstance(position, int):
-        return max(int(reached), position)
-    return torch.maximum(reached, torch.as_tensor(position))
 
 
 class LayerCache(NamedTuple):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eyeline.caches.base import Cache, Position, exchanged, join, only, take
+from eyeline.caches.base import Cache, needed, of_document
 from eyeline.caches.buffers import Buffers, Layout, Strip
 from eyeline.errors import NotSupported
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.slots import Position, Reached, exchanged, join, only, take
 
 _CHUNK = 64
 
@@ -43,11 +44,10 @@ class Evicting(Cache):
         self._check_new(layer, key, value)
         return *self._step.store(layer, key, value), self._seen
 
-    def _place(self, tokens: Tokens, following: Position) -> Tokens:
+    def _place(self, tokens: Tokens, following: Reached) -> Tokens:
         used = self._tokens.length
-        slots = (
-            self._place_one(tokens) if tokens.length == 1 else self._place_many(tokens, following)
-        )
+        place = self._place_one if tokens.length == 1 else self._place_many
+        slots = place(tokens, following)
         length = self._tokens.length
         if length > self._buffers.room:
             self._buffers.reserve(self._room(length), used=used)
@@ -60,28 +60,36 @@ class Evicting(Cache):
             self._step = _Scattered(self._buffers, slots[:, 0], length=length)
         return self._seen
 
-    def _place_one(self, token: Tokens) -> Tensor:
+    def _place_one(self, token: Tokens, following: Reached) -> Tensor:
         """The slot that the token takes, (1,) or (B, 1)."""
-        needed = self.pattern.needed(self._tokens, self._position)
+        # What it may attend to: with its own position as the next one, in its own document.
+        asked = following._replace(position=self._before(token))
+        kept = needed(self.pattern, self._tokens, asked)
         # One more slot at the end, for rows in which no slot is free.
-        wide = join(only(self._tokens, needed), token)
-        free = pad(~needed, (0, 1), value=True).expand(wide.positions.shape)
+        wide = join(only(self._tokens, kept), token)
+        free = pad(~kept, (0, 1), value=True).expand(wide.positions.shape)
         slot = free.long().argmax(-1, keepdim=True)
         width = wide.length if bool((slot == wide.length - 1).any()) else wide.length - 1
-        self._tokens = self._seen = Tokens(
-            _moved(wide.positions, slot, NOBODY)[..., :width],
-            None if wide.documents is None else _moved(wide.documents, slot, 0)[..., :width],
-        )
+        self._tokens = self._seen = wide.mapped(lambda column: _moved(column, slot)[..., :width])
         return slot
 
-    def _place_many(self, tokens: Tokens, following: Position) -> Tensor:
+    def _before(self, token: Tokens) -> Position:
+        """The position from which the token's step goes on: 0 where it begins a document."""
+        goes_on, position = self._reached.goes_on(token), self.position
+        if goes_on is None or bool(goes_on.all()):
+            return position
+        if isinstance(position, int) and len(goes_on) == 1:
+            return 0
+        return torch.where(goes_on, torch.as_tensor(position), 0)
+
+    def _place_many(self, tokens: Tokens, following: Reached) -> Tensor:
         """Which of the slots looked at are kept, (m,) or (B, m)."""
         used = self._tokens.length
         self._seen = join(self._tokens, tokens) if used else tokens
-        needed = self.pattern.needed(self._seen, following)
-        count = int(needed.sum(-1).max()) if needed.numel() else 0
-        slots = needed.long().argsort(dim=-1, descending=True, stable=True)[..., :count]
-        self._tokens = take(only(self._seen, needed), slots)
+        kept = needed(self.pattern, self._seen, following)
+        count = int(kept.sum(-1).max()) if kept.numel() else 0
+        slots = kept.long().argsort(dim=-1, descending=True, stable=True)[..., :count]
+        self._tokens = take(only(self._seen, kept), slots)
         return slots
 
     def _room(self, length: int) -> int:
@@ -89,13 +97,14 @@ class Evicting(Cache):
         return min(room, self._slots) if length <= self._slots else room
 
     def _forget(self, position: Position) -> None:
-        lost = _missing(self._tokens, self.pattern, position, begin=self._begin)
+        current = of_document(self._tokens, self._reached)
+        lost = _missing(only(self._tokens, current), self.pattern, position, begin=self._begin)
         if lost:
             raise NotSupported(
                 f"truncate({position}): under {self.pattern} that needs the keys at positions "
                 f"{lost[0]} to {lost[-1]} again, which have been evicted; read the text again"
             )
-        self._tokens = only(self._tokens, self._tokens.positions < position)
+        self._tokens = only(self._tokens, ~current | (self._tokens.positions < position))
 
     def _exchange(self, index: Tensor) -> None:
         self._buffers.reorder(index, used=self.length)
@@ -143,10 +152,10 @@ class _Many:
         return seen
 
 
-def _moved(wide: Tensor, slot: Tensor, nothing: int) -> Tensor:
-    """What stands in the last slot moves to another; nothing stays behind."""
+def _moved(wide: Tensor, slot: Tensor) -> Tensor:
+    """What stands in the last slot moves to another; padding stays behind."""
     last = wide[..., -1:].clone()
-    return wide.index_fill(-1, torch.tensor([wide.shape[-1] - 1]), nothing).scatter(-1, slot, last)
+    return wide.index_fill(-1, torch.tensor([wide.shape[-1] - 1]), NOBODY).scatter(-1, slot, last)
 
 
 def _missing(tokens: Tokens, pattern: Pattern, position: Position, *, begin: int) -> list[int]:
@@ -160,34 +169,3 @@ def _missing(tokens: Tokens, pattern: Pattern, position: Position, *, begin: int
     missing = pattern.needed(past, start) & (past.positions < start) & ~there[:, 1:]
     missing &= past.positions >= begin
     return missing.any(0).nonzero()[:, 0].tolist()
-
-
-# Positions counted anew among the tokens that a cache has kept.
-
-
-class Ranks(NamedTuple):
-    """Positions for an encoding: int64, of the shapes of the tokens' positions."""
-
-    query: Tensor
-    key: Tensor
-
-
-def recount(q_tokens: Tokens, k_tokens: Tokens) -> Ranks:
-    """Token at position p gets the number of kept keys before p; nobody stays nobody.
-
-    A query stands among the keys of its own step, so one attention call with these positions
-    equals attention over the kept tokens at positions 0 … m - 1. Deeper layers still differ from
-    such a run, since what they kept has seen tokens that are gone. Xiao et al. 2023.
-    """
-    present = k_tokens.positions != NOBODY
-    ordered = torch.where(present, k_tokens.positions, torch.iinfo(torch.int64).max).sort(-1).values
-    return Ranks(_rank(q_tokens.positions, ordered), _rank(k_tokens.positions, ordered))
-
-
-def _rank(positions: Tensor, ordered: Tensor) -> Tensor:
-    if ordered.dim() == 2:
-        positions = positions.expand(ordered.shape[0], -1)
-    elif positions.dim() == 2:
-        ordered = ordered.expand(positions.shape[0], -1)
-    rank = torch.searchsorted(ordered.contiguous(), positions.contiguous())
-    return torch.where(positions == NOBODY, NOBODY, rank)

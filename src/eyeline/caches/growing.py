@@ -7,11 +7,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from eyeline.caches.base import Cache, Position, exchanged, first, join, only
+from eyeline.caches.base import Cache, of_document
 from eyeline.caches.buffers import Buffers, Layout, Strip
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.slots import Position, Reached, exchanged, first, join, only
 
 _CHUNK = 256
 
@@ -50,7 +51,7 @@ class Growing(Cache):
         keys, values = self._buffers.keys[layer], self._buffers.values[layer]
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    def _place(self, tokens: Tokens, following: Position) -> Tokens:
+    def _place(self, tokens: Tokens, following: Reached) -> Tokens:
         self._start = self._tokens.length
         length = self._start + tokens.length
         if length > self._buffers.room:
@@ -62,7 +63,8 @@ class Growing(Cache):
         return self._tokens
 
     def _forget(self, position: Position) -> None:
-        tokens = only(self._tokens, self._tokens.positions < position)
+        kept = self._tokens.positions < position
+        tokens = only(self._tokens, kept | ~of_document(self._tokens, self._reached))
         used = torch.atleast_2d(tokens.positions != NOBODY).any(0).nonzero()
         self._tokens = first(tokens, int(used[-1]) + 1 if len(used) else 0)
 

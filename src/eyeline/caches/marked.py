@@ -9,13 +9,14 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from eyeline.caches.base import Cache, Position
+from eyeline.caches.base import Cache
 from eyeline.caches.buffers import Layout
 from eyeline.caches.growing import Growing
 from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.slots import Position, Reached
 
 # Room for blocks grows by half, at least by so many.
 _CHUNK = 64
@@ -127,7 +128,7 @@ class Marked(Cache):
         source, part = self._source(pool.spec.of)
         return source.stored(layer)[part]
 
-    def _place(self, tokens: Tokens, following: Position) -> Tokens:
+    def _place(self, tokens: Tokens, following: Reached) -> Tokens:
         for marks in self._marks.values():
             marks.advance(tokens)
         return self._keys.advance(tokens)

@@ -71,6 +71,6 @@ def _ranges(pattern: Pattern, position: int) -> torch.Tensor:
     start = torch.arange(0, position, _RANGE)
     future, zero = torch.tensor([position]), torch.tensor([0])
     top = torch.full_like(future, UNBOUNDED)
-    queries = Bounds(future, top, zero, top)
-    keys = Bounds(start, start + _RANGE - 1, zero, zero)
+    queries = Bounds(future, top, zero, top, zero, top)
+    keys = Bounds(start, start + _RANGE - 1, zero, zero, zero, zero)
     return (pattern.verdict(queries, keys) != EMPTY).nonzero()[:, 0]

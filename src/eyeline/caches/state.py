@@ -7,11 +7,12 @@ from typing import NoReturn, final
 import torch
 from torch import Tensor
 
-from eyeline.caches.base import Cache, Position
+from eyeline.caches.base import Cache
 from eyeline.caches.buffers import Layout
 from eyeline.errors import NotSupported
 from eyeline.patterns import Pattern
-from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens import Tokens
+from eyeline.tokens.slots import Position, Reached
 
 Kept = tuple[Tensor, ...]
 
@@ -25,19 +26,15 @@ class State(Cache):
     the last step began with is held too, so that a step that was interrupted can be taken back:
     ``truncate`` goes to 0, or to where the last step began, and no further (NotSupported).
 
-    apart: whether documents are kept apart. ``continues`` is then bool (B or 1,): whether the step
-    begins in the document that the sums are of. In steps, documents come one after another, with
-    numbers that go up (NotSupported).
+    continues: where tokens name documents, bool (B or 1,): whether the step begins in the document
+    that the sums are of; else None.
     """
 
-    def __init__(
-        self, pattern: Pattern, layout: Layout, start: Kept, *, apart: bool = False
-    ) -> None:
+    def __init__(self, pattern: Pattern, layout: Layout, start: Kept) -> None:
         super().__init__(pattern, layout)
         self._start = start
         self._now: list[Kept] = [start] * layout.layers
-        self._then: tuple[Position, list[Kept], Tensor] | None = None
-        self._apart, self._document = apart, _nobody()
+        self._then: tuple[Reached, list[Kept]] | None = None
         self.continues: Tensor | None = None
 
     @property
@@ -69,39 +66,19 @@ class State(Cache):
         """What the layer keeps from now on: new tensors, not the old ones written over."""
         self._now[layer] = kept
 
-    def _place(self, tokens: Tokens, following: Position) -> Tokens:
-        document = self._document
-        if self._apart and tokens.length:
-            self.continues, document = self._followed(tokens.host)
-        self._then = self._position, list(self._now), self._document
-        self._document = document
+    def _place(self, tokens: Tokens, following: Reached) -> Tokens:
+        goes_on = self._reached.goes_on(tokens)
+        self.continues = None if goes_on is None else goes_on[:, 0]
+        self._then = self._reached, list(self._now)
         return tokens
 
-    def _followed(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Whether each row goes on with its document, and the one that it ends with."""
-        there = torch.atleast_2d(tokens.positions) != NOBODY
-        named = tokens.documents
-        named = torch.zeros_like(there, dtype=torch.int64) if named is None else named
-        before = self._document[:, None].expand(len(there), 1)
-        found = torch.where(there, torch.atleast_2d(named), NOBODY)
-        so_far = torch.cat((before, found), 1).cummax(1).values
-        if bool((there & (found < so_far[:, 1:])).any()):
-            raise NotSupported(
-                "a state holds the sums of one document: in steps, documents come one after "
-                "another, and their numbers go up"
-            )
-        first = there & (there.cumsum(1) == 1)
-        opening = torch.where(first, found, NOBODY).amax(1)
-        goes_on = ~there.any(1) | (opening == before[:, 0]) | (before[:, 0] == NOBODY)
-        return goes_on, so_far[:, -1]
-
     def _forget(self, position: Position) -> None:
-        if _same(position, self._position):
+        if _same(position, self.position):
             return
         if _same(position, 0):
-            self._now, self._document = [self._start] * self.layout.layers, _nobody()
-        elif self._then is not None and _same(position, self._then[0]):
-            _, self._now, self._document = self._then
+            self._now = [self._start] * self.layout.layers
+        elif self._then is not None and self._was_at(position):
+            self._now = self._then[1]
         else:
             raise NotSupported(
                 f"truncate({position}): sums cannot forget single tokens; go back to 0, or to "
@@ -109,17 +86,19 @@ class State(Cache):
             )
         self._then = None
 
+    def _was_at(self, position: Position) -> bool:
+        """Whether the last step began at this position of the document that was read last."""
+        before = self._then[0] if self._then is not None else Reached()
+        documents = before.document, self._reached.document
+        if documents[0] is not None and documents[1] is not None:
+            return _same(position, before.position) and _same(documents[0], documents[1])
+        return _same(position, before.position) and documents == (None, None)
+
     def _exchange(self, index: Tensor) -> None:
         index = index.to(self.layout.device)
         self._now = [tuple(x.index_select(0, index) for x in kept) for kept in self._now]
-        if len(self._document) > 1:
-            self._document = self._document[index.to(self._document.device)]
         self._then = None
 
 
 def _same(one: Position, other: Position) -> bool:
     return bool((torch.as_tensor(one) == torch.as_tensor(other)).all())
-
-
-def _nobody() -> Tensor:
-    return torch.full((1,), NOBODY)

@@ -13,7 +13,7 @@ from torch.nn import Module
 from eyeline.checks import probability
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.kernels.request import Request
-from eyeline.patterns import Explicit, Pattern, Predicate
+from eyeline.patterns import Explicit, Pattern, Predicate, check_sides
 from eyeline.scores import Called, Dropout, Product, ScoreMod, ScoreStep, Step
 from eyeline.tokens import Tokens, default_tokens
 
@@ -273,11 +273,7 @@ def _tokens(
         q = k.last(queries)
     _check_tokens("q_tokens", q, batch, queries)
     _check_tokens("k_tokens", k, batch, keys)
-    if (q.documents is None) != (k.documents is None):
-        with_, without = ("k", "q") if q.documents is None else ("q", "k")
-        raise InvalidArgument(
-            f"{with_}_tokens name documents and {without}_tokens do not: give both or neither"
-        )
+    check_sides(q, k)
     return q, k
 
 

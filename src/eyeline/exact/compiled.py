@@ -64,6 +64,8 @@ def _packed(call: Call) -> Packed:
         k_positions=None if k is None else k.positions,
         q_documents=None if q is None else q.documents,
         k_documents=None if k is None else k.documents,
+        q_segments=None if q is None else q.segments,
+        k_segments=None if k is None else k.segments,
         seed=seed,
         tables=steps.tables,
         bound=bound,

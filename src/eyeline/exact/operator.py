@@ -34,30 +34,24 @@ _MOST = 16
 _known: tuple[Tokens, ...] = ()
 
 
-def recent_tokens(positions: Tensor, documents: Tensor | None) -> Tokens:
+def recent_tokens(positions: Tensor, documents: Tensor | None, segments: Tensor | None) -> Tokens:
     """Tokens that hold equal numbers: the same object for the same numbers, if asked soon again.
 
     They hold copies on the CPU: a compiled graph writes over what it has handed out.
-    Raises InvalidArgument for numbers that cannot be positions or documents.
+    Raises InvalidArgument for numbers that cannot be positions, documents or segments.
     """
     global _known
-    positions, documents = positions.cpu(), None if documents is None else documents.cpu()
+    asked = Tokens(positions, documents, segments).host
     known = _known
     for index, tokens in enumerate(known):
-        if _equal(tokens.positions, positions) and _equal(tokens.documents, documents):
+        if tokens.equals(asked):
             if index:
                 _known = (tokens, *known[:index], *known[index + 1 :])
             return tokens
     with torch.inference_mode(False):
-        made = Tokens(positions.clone(), None if documents is None else documents.clone())
-    _known = (made, *known[: _MOST - 1])
-    return made
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.shape == b.shape and torch.equal(a, b)
+        copied = asked.mapped(Tensor.clone)
+    _known = (copied, *known[: _MOST - 1])
+    return copied
 
 
 # From an operator's arguments back to a request: what happens when a compiled graph runs.
@@ -104,8 +98,8 @@ def unpack(packed: Packed, *, wants_lse: bool) -> Unpacked:
 def _tokens(packed: Packed) -> tuple[Tokens, Tokens]:
     if packed.q_positions is None or packed.k_positions is None:
         return default_tokens(packed.query.shape[2], packed.key.shape[2])
-    q = recent_tokens(packed.q_positions, packed.q_documents)
-    return q, recent_tokens(packed.k_positions, packed.k_documents)
+    q = recent_tokens(packed.q_positions, packed.q_documents, packed.q_segments)
+    return q, recent_tokens(packed.k_positions, packed.k_documents, packed.k_segments)
 
 
 def _steps(packed: Packed, tokens: tuple[Tokens, Tokens], numbers: list[float]) -> list[_Made]:
@@ -147,7 +141,8 @@ def _reader(table: Tensor, first: int) -> Callable[[Tensor], Tensor]:
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? q_positions, Tensor? k_positions, "
-    "Tensor? q_documents, Tensor? k_documents, Tensor? seed, Tensor[] tables, Tensor[] bound, "
+    "Tensor? q_documents, Tensor? k_documents, Tensor? q_segments, Tensor? k_segments, "
+    "Tensor? seed, Tensor[] tables, Tensor[] bound, "
     "str pattern, str leaves, str steps, float[] numbers"
 )
 _SINGLE = Packed._fields.index("tables")

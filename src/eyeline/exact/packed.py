@@ -94,6 +94,8 @@ class Packed(NamedTuple):
     k_positions: Tensor | None
     q_documents: Tensor | None
     k_documents: Tensor | None
+    q_segments: Tensor | None
+    k_segments: Tensor | None
     seed: Tensor | None
     tables: Sequence[Tensor]
     bound: Sequence[Tensor]

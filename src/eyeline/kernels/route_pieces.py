@@ -14,7 +14,7 @@ from torch import Tensor
 from eyeline.checks import widened
 from eyeline.kernels.product import Pairing, Steps
 from eyeline.kernels.route import Bags, Route, bags, gathered, of_blocks, one_after_the_other
-from eyeline.patterns import Causal, Full, Pattern, SameDocument, Window
+from eyeline.patterns import Causal, DocumentsApart, Full, Pattern, SameSegment, Window
 from eyeline.patterns.algebra import Compound
 from eyeline.planning.dense import settled
 from eyeline.scores import Block, Marks, Step
@@ -87,8 +87,8 @@ class Piece:
     def mask(self) -> Tensor | None:
         """Who may look at whom, bool (A, count, rows, columns); None if all may."""
         route, pattern = self.of.work.route, self.of.pattern
-        q = Points(*(self._q(x).unsqueeze(3) for x in self.q))
-        k = Points(*(self._k(x).unsqueeze(2) for x in self.k))
+        q = Points(*map(self._q, self.q)).unsqueeze(3)
+        k = Points(*map(self._k, self.k)).unsqueeze(2)
         mask = None
         if pattern != Full():
             mask = pattern.answers(q, k)
@@ -299,12 +299,13 @@ class Heads:
 
     def _points(self, slots: Tensor, tokens: Tokens) -> Points:
         narrow, lanes = _compares_only(self.pattern), slots.flatten(0, 1)
-        position, document = (
+        on_device = tokens.mapped(lambda column: column.to(slots.device))
+        position, document, segment = (
             None if x is None else gathered(_narrow(x) if narrow else x, lanes, NOBODY)
-            for x in (tokens.positions.to(slots.device), _on(tokens.documents, slots.device))
+            for x in (on_device.positions, on_device.documents, on_device.segments)
         )
         assert position is not None
-        return Points(position, document if document is not None else torch.zeros_like(position))
+        return Points.of(position, document, segment)
 
 
 def _compares_only(pattern: Pattern) -> bool:
@@ -314,11 +315,7 @@ def _compares_only(pattern: Pattern) -> bool:
     if isinstance(pattern, Window):
         widths = [x for x in (pattern.left, pattern.right) if x is not None]
         return all(x <= torch.iinfo(torch.int32).max for x in widths)
-    return isinstance(pattern, (Full, Causal, SameDocument))
-
-
-def _on(x: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if x is None else x.to(device)
+    return isinstance(pattern, (Full, Causal, SameSegment, DocumentsApart))
 
 
 def _narrow(numbers: Tensor) -> Tensor:

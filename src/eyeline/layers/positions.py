@@ -77,7 +77,7 @@ def added_at(encoding: Added | None, x: Tensor, tokens: Tokens | None) -> Tensor
     tokens = tokens if tokens is not None else default_tokens(x.shape[1], x.shape[1])[0]
     if isinstance(encoding, Sinusoidal) and not torch.compiler.is_compiling():
         return x + _sinusoidal(encoding, tokens, x.dtype, x.device)
-    return x + encoding.table(tokens.positions.to(x.device), dtype=x.dtype)
+    return x + encoding.table(tokens.encoded.to(x.device), dtype=x.dtype)
 
 
 @lru_cache(maxsize=8)
@@ -85,7 +85,7 @@ def _sinusoidal(
     encoding: Sinusoidal, tokens: Tokens, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     with torch.inference_mode(False):
-        return encoding.table(tokens.positions.to(device), dtype=dtype)
+        return encoding.table(tokens.encoded.to(device), dtype=dtype)
 
 
 def rotary_tables(rotary: Rotary, tokens: Tokens, like: Tensor) -> Tables:
@@ -94,11 +94,11 @@ def rotary_tables(rotary: Rotary, tokens: Tokens, like: Tensor) -> Tables:
     They are remembered by the tokens themselves, so that layers which share them share the tables.
     """
     if torch.compiler.is_compiling():
-        return rotary.tables(tokens.positions.to(like.device), dtype=like.dtype)
+        return rotary.tables(tokens.encoded.to(like.device), dtype=like.dtype)
     return _remembered(rotary, tokens, like.dtype, like.device)
 
 
 @lru_cache(maxsize=8)
 def _remembered(rotary: Rotary, tokens: Tokens, dtype: torch.dtype, device: torch.device) -> Tables:
     with torch.inference_mode(False), torch.no_grad():
-        return rotary.tables(tokens.positions.to(device), dtype=dtype)
+        return rotary.tables(tokens.encoded.to(device), dtype=dtype)

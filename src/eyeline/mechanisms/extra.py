@@ -268,11 +268,11 @@ class ExtraTokens(Mechanism):
             self.exact, self.exact.pattern, (q, k, v), (k_more, v_more),
             tokens=(tokens, tokens), score_mods=self.exact.score_mods,
         )  # fmt: skip
-        # Whoever they are, they may look at everybody: where they stand does not matter.
+        # They attend to all, of every segment: only what is padding matters.
         asking = default_tokens(self.count, self.count)[0]
         extra = looked(
             self.exact, Full(), (q_more, k, v), (k_more, v_more),
-            tokens=(asking, tokens), score_mods=(),
+            tokens=(asking, _unnamed(tokens)), score_mods=(),
         )  # fmt: skip
         return torch.cat((extra, without_nobody(own, tokens)), 2)
 
@@ -337,9 +337,7 @@ class ExtraTokens(Mechanism):
 def _with(tokens: Tokens, count: int) -> Tokens:
     if tokens.documents is not None:
         raise NotSupported("extra tokens would carry one document to the next")
-    shape = (*tokens.positions.shape[:-1], count)
-    nobody = tokens.positions.new_full(shape, NOBODY)
-    return Tokens(torch.cat((nobody, tokens.positions), -1))
+    return tokens.mapped(lambda column: functional.pad(column, (count, 0), value=NOBODY))
 
 
 @lru_cache(maxsize=16)
@@ -351,7 +349,13 @@ def _without(tokens: Tokens, count: int) -> Tokens:
             f"the first {count} slots must be nobody's (-1), for the extra tokens; they stand at "
             f"{extra.tolist()}"
         )
-    return Tokens(tokens.positions[..., count:])
+    return tokens.mapped(lambda column: column[..., count:])
+
+
+@lru_cache(maxsize=16)
+def _unnamed(tokens: Tokens) -> Tokens:
+    """Positions alone."""
+    return tokens if tokens.segments is None else Tokens(tokens.positions)
 
 
 @remember(maxsize=16)
@@ -361,7 +365,7 @@ def _looks_at_none_ahead(pattern: Pattern, tokens: Tokens, heads: int) -> int | 
     rows = torch.atleast_2d(host.positions)
     row = host.row(int((rows != NOBODY).sum(-1).argmax()))
     step = max(row.length // max(min(256, _PAIRS // max(row.length, 1)), 1), 1)
-    some = Tokens(row.positions[::step])
+    some = row.mapped(lambda column: column[::step])
     varies = pattern.varies_by & {"batch", "head"}
     rules = [pattern.at(0, head) for head in range(heads)] if varies else [pattern]
     later = (row.positions[None, :] > some.positions[:, None]) & (some.positions[:, None] >= 0)

@@ -274,7 +274,7 @@ class LanguageModel(Model):
 
         Looks at positions on a CPU only, and not while a graph is compiled.
         """
-        positions, longest = tokens.positions, self.longest
+        positions, longest = tokens.encoded, self.longest
         if longest is None or not positions.numel() or positions.device.type != "cpu":
             return
         if not torch.compiler.is_compiling() and int(positions.max()) >= longest:

@@ -35,7 +35,6 @@ from eyeline.models.base import (
     per_layer,
 )
 from eyeline.models.config_reader import Attributes
-from eyeline.models.places import places
 from eyeline.models.pooling import Pooling, pooled
 from eyeline.patterns import Full, Pattern
 from eyeline.tokens import Tokens, default_tokens
@@ -286,7 +285,7 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, ids: Tensor, tokens: Tokens, token_types: Tensor | None) -> Tensor:
-        where = places(tokens).to(ids.device)
+        where = tokens.encoded.to(ids.device)
         kinds = self.types.weight[0] if token_types is None else self.types(token_types)
         out: Tensor = self.dropout(self.norm(self.words(ids) + self.positions(where) + kinds))
         return out
@@ -300,8 +299,7 @@ class Bert(Model):
     in each layer. Positions are learned: there are config.trained_length of them.
 
     pattern, mechanism: one for all layers, or a list with one per layer; Full() and exact if not
-    given. Packed documents are kept apart by ``SameDocument()`` in the pattern, and positions
-    begin at 0 in each.
+    given. Packed documents are apart, and positions begin at 0 in each.
 
     Raises InvalidArgument for a number of patterns or mechanisms that is not that of the layers.
     """

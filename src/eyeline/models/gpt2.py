@@ -303,7 +303,7 @@ class GPT2(LanguageModel):
     likewise, how each layer looks; exact if not given.
 
     Positions are those of the tokens, so a row that is padded on the left counts its real tokens
-    only. Packed documents count on, unless their tokens begin anew.
+    only, and packed documents each begin at 0.
 
     Weights start as published: N(0, 0.02²), divided by √(2 · layers) where a part adds to the
     residual; biases 0. Raises InvalidArgument if the number of patterns or mechanisms is not the
@@ -358,7 +358,7 @@ class GPT2(LanguageModel):
 
     def placed(self, tokens: Tokens) -> Tensor:
         """The vectors of the positions, (L, width) or (B, L, width); 0 for nobody."""
-        positions = tokens.positions.to(self.positions.weight.device)
+        positions = tokens.encoded.to(self.positions.weight.device)
         found: Tensor = self.positions(positions.clamp(min=0))
         return found.masked_fill((positions == NOBODY).unsqueeze(-1), 0.0)
 

@@ -357,7 +357,7 @@ class Llama(LanguageModel):
 
     def _step(self, tokens: Tokens, k_tokens: Tokens, cache: Cache | None) -> Step:
         if self.encodings == "absolute":
-            return Step(tokens, k_tokens, cache, self._tables(tokens.positions), None)
+            return Step(tokens, k_tokens, cache, self._tables(tokens.encoded), None)
         ranks = recount(tokens, k_tokens)
         tables = self._tables(ranks.query), self._tables(ranks.key)
         return Step(tokens, k_tokens, cache, *tables)

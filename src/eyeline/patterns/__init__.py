@@ -20,9 +20,12 @@ from eyeline.patterns.global_tokens import Global as Global
 from eyeline.patterns.global_tokens import Sinks as Sinks
 from eyeline.patterns.local import Causal as Causal
 from eyeline.patterns.local import Chunks as Chunks
+from eyeline.patterns.local import DocumentsApart as DocumentsApart
 from eyeline.patterns.local import Full as Full
-from eyeline.patterns.local import SameDocument as SameDocument
+from eyeline.patterns.local import SameSegment as SameSegment
 from eyeline.patterns.local import Window as Window
+from eyeline.patterns.local import check_sides as check_sides
+from eyeline.patterns.local import kept_apart as kept_apart
 from eyeline.patterns.parser import Parser as _Parser
 from eyeline.patterns.per_head import PerHead as PerHead
 from eyeline.patterns.random_blocks import Random as Random
@@ -40,7 +43,7 @@ from eyeline.registry import add_word as _add_word
 from eyeline.registry import load_plugins as _load_plugins
 
 ATOMS: tuple[type[Pattern], ...] = (
-    Full, Causal, Window, Sinks, SameDocument, Chunks, Strided, Dilated, FixedColumns, Global,
+    Full, Causal, Window, Sinks, SameSegment, Chunks, Strided, Dilated, FixedColumns, Global,
     Blocks, Random, Grid, PerHead, Explicit, Predicate,
 )  # fmt: skip
 

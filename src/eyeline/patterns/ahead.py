@@ -1,14 +1,14 @@
 """What a pattern's structure says of the future, at any length.
 
 ``eyeline.planning.looks_ahead`` is the exact answer for one length. What is asked here knows no
-length: which promise a mechanism can make, and which sums it keeps.
+length: which promise a mechanism can make.
 """
 
 from __future__ import annotations
 
 from eyeline.patterns.algebra import And, Compound, Not
 from eyeline.patterns.base import Pattern
-from eyeline.patterns.local import Causal, Full, SameDocument, Window
+from eyeline.patterns.local import Causal, Window
 
 
 def reads_in_steps(pattern: Pattern) -> str | None:
@@ -37,20 +37,3 @@ def never_looks_ahead(pattern: Pattern) -> bool:
     if isinstance(pattern, Compound) and not isinstance(pattern, Not):
         return all(map(never_looks_ahead, pattern.parts))
     return False
-
-
-def causal_and_apart(pattern: Pattern) -> tuple[bool, bool] | None:
-    """(causal, apart) of Full, Causal, SameDocument, or an & of them; None of other patterns.
-
-    What sums over whole prefixes or blocks can honour: they leave no single key out.
-    """
-    parts = _members(pattern)
-    if any(part not in (Full(), Causal(), SameDocument()) for part in parts):
-        return None
-    return Causal() in parts, SameDocument() in parts
-
-
-def _members(pattern: Pattern) -> list[Pattern]:
-    if not isinstance(pattern, And):
-        return [pattern]
-    return [part for member in pattern.parts for part in _members(member)]

@@ -42,7 +42,7 @@ UNKNOWN = -(1 << 60)
 
 
 class Bounds(NamedTuple):
-    """The least and greatest position and document in each of some ranges of tokens.
+    """The least and greatest position, document and segment in each of some ranges of tokens.
 
     All are int64 and broadcast against the bounds of the other side. A verdict about bounds holds
     for every token that can lie within them.
@@ -55,9 +55,17 @@ class Bounds(NamedTuple):
     max: Tensor
     document_min: Tensor
     document_max: Tensor
+    segment_min: Tensor
+    segment_max: Tensor
     residue_min: Tensor | None = None
     residue_max: Tensor | None = None
     modulus: int = 1
+
+    @staticmethod
+    def of_positions(least: Tensor, most: Tensor) -> Bounds:
+        """Ranges of positions in one document and one segment."""
+        zero = torch.zeros_like(least)
+        return Bounds(least, most, zero, zero, zero, zero)
 
 
 MaskMod = Callable[[Any, Any, Tensor, Tensor], Tensor]
@@ -83,7 +91,8 @@ class Pattern(ABC):
     patterns. To write one, make a frozen dataclass with ``allows``; add ``verdict`` to have whole
     tiles skipped, and ``signature`` to have equal tiles share one mask.
 
-    Nobody (position -1) is excluded by the kernels, outside the algebra: a pattern need not ask.
+    Padding (position -1) and slots of another document are excluded outside the algebra: a
+    pattern need not ask, and ~pattern does not show them.
     """
 
     compares_positions = True
@@ -165,24 +174,28 @@ class Pattern(ABC):
     def needed(self, keys: Tokens, next_position: int | Tensor) -> Tensor:
         """Which keys may still be looked at by a query at next_position or later.
 
-        keys: positions of shape (S,) or (B, S); next_position: a number, or int64 (B, 1).
+        keys: positions of shape (S,) or (B, S); next_position: a number, or int64 (B, 1), in each
+        key's own document.
         Returns a bool tensor of the shape of the positions. Sound for every expression; a cache
         evicts exactly the keys for which this is False.
         """
         position = keys.positions
         low = torch.as_tensor(next_position, device=position.device)
-        document = torch.zeros_like(position) if keys.documents is None else keys.documents
+        one = torch.zeros_like(position)
+        document = keys.documents if keys.documents is not None else one
+        segment = keys.segments if keys.segments is not None else one
         far = torch.full_like(low, UNBOUNDED)
-        future = Bounds(low, far, -far, far)
-        verdict = self.verdict(future, Bounds(position, position, document, document))
+        future = Bounds(low, far, -far, far, -far, far)
+        verdict = self.verdict(
+            future, Bounds(position, position, document, document, segment, segment)
+        )
         return (verdict != EMPTY) & (position != NOBODY)
 
     def mask_mod(self) -> MaskMod:
         """The rule as FlexAttention's mask callable, for one document at positions 0, 1, 2, …"""
 
         def mask_mod(b: Any, h: Any, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            q, k = (Points(index, torch.zeros_like(index)) for index in (q_idx, kv_idx))
-            return self.answers(q, k)
+            return self.answers(Points.of(q_idx), Points.of(kv_idx))
 
         return mask_mod
 

@@ -1,4 +1,4 @@
-"""Who may look at whom nearby: everybody, the past, a window, a chunk, a document."""
+"""Who attends to whom nearby: all, the past, a window, a chunk, a segment, a document."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from eyeline.checks import check_whole
+from eyeline.errors import InvalidArgument
 from eyeline.patterns.base import FULL, UNBOUNDED, Bounds, Pattern, from_tests
-from eyeline.tokens import Points
+from eyeline.tokens import Points, Tokens
 
 # Everybody may look at everybody.
 
@@ -148,16 +149,32 @@ class Chunks(Pattern):
         return (q.min // self.size - k.min // self.size, q.min % self.size, k.min % self.size)
 
 
-# Packed documents do not see each other.
+# Segments, which patterns may compare, and documents, which are always apart.
 
 
 @final
 @dataclass(frozen=True)
-class SameDocument(Pattern):
-    """allows(i, j) = (document(i) = document(j)); documents come from ``Tokens.documents``.
+class SameSegment(Pattern):
+    """allows(i, j) = (segment(i) = segment(j)); segments come from ``Tokens.segments``.
 
-    Tiles that a document's edge cuts have no signature: their masks are made when they are used.
+    A segment is what a pattern may compare besides positions: the patches of an image, a cluster,
+    a node of a tree of drafts, a half of a block diffusion. Where tokens name none, all are one.
+    Tiles that a segment's edge cuts have no signature: their masks are made when they are used.
     """
+
+    compares_positions = False
+
+    def allows(self, q: Points, k: Points) -> Tensor:
+        return q.segment == k.segment
+
+    def verdict(self, q: Bounds, k: Bounds) -> Tensor:
+        return _equal_verdict(q.segment_min, q.segment_max, k.segment_min, k.segment_max)
+
+
+@final
+@dataclass(frozen=True)
+class DocumentsApart(Pattern):
+    """allows(i, j) = (document(i) = document(j)): what ``kept_apart`` adds to every pattern."""
 
     compares_positions = False
 
@@ -165,7 +182,36 @@ class SameDocument(Pattern):
         return q.document == k.document
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
-        overlap = (q.document_min <= k.document_max) & (k.document_min <= q.document_max)
-        q_single = q.document_min == q.document_max
-        k_single = k.document_min == k.document_max
-        return from_tests(full=overlap & q_single & k_single, some=overlap)
+        return _equal_verdict(q.document_min, q.document_max, k.document_min, k.document_max)
+
+
+def _equal_verdict(q_min: Tensor, q_max: Tensor, k_min: Tensor, k_max: Tensor) -> Tensor:
+    """Whether all numbers of two ranges are equal, or some may be."""
+    overlap = (q_min <= k_max) & (k_min <= q_max)
+    return from_tests(full=overlap & (q_min == q_max) & (k_min == k_max), some=overlap)
+
+
+def kept_apart(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Pattern:
+    """The pattern under which documents are apart: itself where the tokens name none.
+
+    Everything that is derived from a pattern and tokens asks here. Documents stand outside the
+    algebra, as padding does: ~pattern does not make another document visible.
+
+    Raises InvalidArgument if one side names documents or segments and the other does not.
+    """
+    check_sides(q_tokens, k_tokens)
+    apart = DocumentsApart()
+    if q_tokens.documents is None or apart in (pattern, *getattr(pattern, "members", ())):
+        return pattern
+    return apart if pattern == Full() else pattern & apart
+
+
+def check_sides(q_tokens: Tokens, k_tokens: Tokens) -> None:
+    """Raise InvalidArgument if one side names documents or segments and the other does not."""
+    for name in ("documents", "segments"):
+        of_queries, of_keys = getattr(q_tokens, name), getattr(k_tokens, name)
+        if (of_queries is None) != (of_keys is None):
+            naming, silent = ("k", "q") if of_queries is None else ("q", "k")
+            raise InvalidArgument(
+                f"{naming}_tokens name {name} and {silent}_tokens do not: give both or neither"
+            )

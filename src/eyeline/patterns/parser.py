@@ -26,6 +26,12 @@ MAX_CHARACTERS = 10_000
 MAX_DEPTH = 50
 MAX_ENTRIES = 4096
 
+# Words that once were patterns, or are taken for one, and what to write.
+_INSTEAD = {
+    "same_document": "documents that tokens name are apart under every pattern: leave the word "
+    "out; for stretches that attend to one another both ways name segments, and write same_segment"
+}
+
 Vocabulary = Mapping[str, Callable[..., Pattern]]
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z_0-9]*)|(-?[0-9]+)|(#[0-9]+)|([&|~(),=\[\]]))")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z_0-9]{0,39}")
@@ -193,6 +199,8 @@ class Parser:
 
     def _unknown(self, place: int) -> NoReturn:
         word = self.tokens[place][0]
+        if word.lower() in _INSTEAD:
+            self._fail(f"{word} is no pattern: {_INSTEAD[word.lower()]}", place)
         near = difflib.get_close_matches(word.lower()[:40], self.vocabulary, n=1, cutoff=0.0)
         self._fail(
             f"unknown pattern {_short(word)!r}; the nearest known one is {near[0]!r} (one of your "

@@ -21,7 +21,7 @@ from eyeline.tokens import Points
 class PerHead(Compound):
     """allows(i, j) in head h = members[h].allows(i, j).
 
-    members: one pattern for each query head, in order. ``PerHead([…]) & SameDocument()`` and all
+    members: one pattern for each query head, in order. ``PerHead([…]) & Causal()`` and all
     other expressions keep the heads apart.
 
     Raises InvalidArgument for an empty list or for members that are no patterns, and in a call

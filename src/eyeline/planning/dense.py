@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from eyeline.errors import InvalidArgument
-from eyeline.patterns import Pattern
+from eyeline.patterns import Pattern, kept_apart
 from eyeline.tokens import Tokens, default_tokens
 
 # Plans and counts are integers in the memory of the CPU, whatever a user's default device is.
@@ -88,8 +88,9 @@ def dense_mask(
     batch: int | None = None,
     heads: int | None = None,
 ) -> Tensor:
-    """mask[i, j] = i may look at j, nobody excluded: bool (L, S), or (B, L, S) for batched tokens.
+    """mask[i, j] = i may attend to j: bool (L, S), or (B, L, S) for batched tokens.
 
+    Padding is excluded, and so are other documents, where tokens name them.
     length, key_length: L and S (S = L when omitted), or explicit tokens. batch, heads: for
     patterns that differ per batch row or head; the mask is then (B, H, L, S). Memory is L·S: this
     is the definition made visible, not what kernels use.
@@ -109,7 +110,7 @@ def dense_mask(
         if rows is not None:
             every = (dense_mask(pattern, q_tokens=q.row(b), k_tokens=k.row(b)) for b in range(rows))
             return torch.stack(list(every))
-        pattern = settled(pattern, q, k)
+    pattern = settled(pattern, q, k)
     if pattern.varies_by:
         raise InvalidArgument(
             f"{pattern} differs per {' and '.join(sorted(pattern.varies_by))}: "
@@ -125,11 +126,12 @@ def _row(pattern: Pattern, q: Tokens, k: Tokens, batch: int, heads: int) -> Tens
 
 
 def settled(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Pattern:
-    """The pattern that holds for the length of one sequence: ``pattern.of_length(n)``.
+    """The rule that holds for these tokens: documents apart, and ``pattern.of_length(n)``.
 
-    n is the greatest position of its queries and keys, plus 1; 0 if nobody is there. It is looked
-    for only where the pattern varies by length. Batched tokens go row by row.
+    n is the greatest position of queries and keys, plus 1; 0 if all are padding. It is looked
+    for only where the pattern varies by length; batched tokens then go row by row.
     """
+    pattern = kept_apart(pattern, q_tokens, k_tokens)
     if "length" not in pattern.varies_by:
         return pattern
     positions = [t.positions for t in (q_tokens, k_tokens) if t.length]

@@ -294,10 +294,8 @@ def _check_ends(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     as a read out of bounds inside a kernel."""
     reals = (t.positions[t.positions != NOBODY] for t in (q, k))
     q_ends, k_ends = (torch.stack(x.aminmax()) if len(x) else x for x in reals)
-    documents = torch.zeros_like(q_ends), torch.zeros_like(k_ends)
-    pattern.sees(
-        Points(q_ends[:, None], documents[0][:, None]), Points(k_ends[None], documents[1][None])
-    )
+    q_points, k_points = map(Points.of, (q_ends, k_ends))
+    pattern.sees(q_points.unsqueeze(1), k_points.unsqueeze(0))
 
 
 def _table(

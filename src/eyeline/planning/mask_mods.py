@@ -67,7 +67,9 @@ def _of_one(pattern: Pattern, q: Tokens, k: Tokens, device: torch.device) -> Mas
 def _start(tokens: Tokens) -> int | None:
     """Where the first slot stands if the others follow it one by one, in one document."""
     start = int(tokens.positions[0])
-    if tokens.documents is not None or start == NOBODY or start + tokens.length >= 1 << 31:
+    if tokens.documents is not None or tokens.segments is not None:
+        return None
+    if start == NOBODY or start + tokens.length >= 1 << 31:
         return None
     ahead = torch.arange(start, start + tokens.length, device=tokens.positions.device)
     return start if torch.equal(tokens.positions, ahead) else None
@@ -85,13 +87,16 @@ def _looked_up(rule: Rule, q: Tokens, k: Tokens, device: torch.device) -> MaskMo
 
 def _lookup(tokens: Tokens, device: torch.device) -> Lookup:
     position = _owned(tokens.positions, device)
-    document = None if tokens.documents is None else _owned(tokens.documents, device)
+    document, segment = (
+        None if column is None else _owned(column, device)
+        for column in (tokens.documents, tokens.segments)
+    )
     per_row = tokens.batch is not None
 
     def lookup(b: Any, index: Tensor) -> Points:
         place = (b, index) if per_row else (index,)
-        found = position[place]
-        return Points(found, torch.zeros_like(found) if document is None else document[place])
+        named = (None if column is None else column[place] for column in (document, segment))
+        return Points.of(position[place], *named)
 
     return lookup
 

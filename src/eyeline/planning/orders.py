@@ -44,8 +44,7 @@ class Order:
     def tokens(self, tokens: Tokens) -> Tokens:
         """The same tokens at their new places."""
         real, slots = self.slots >= 0, self.slots.clamp(min=0)
-        columns = (x for x in (tokens.positions, tokens.documents) if x is not None)
-        return Tokens(*(torch.where(real, x[slots], NOBODY) for x in columns))
+        return tokens.mapped(lambda column: torch.where(real, column[slots], NOBODY))
 
 
 class Arranged(NamedTuple):

@@ -64,15 +64,15 @@ def evaluate(
     height, width = (min(tile, tokens.length) for tokens in (q_tokens, k_tokens))
     q = _points(q_tokens, tiles[:, 0], tile, height)
     k = _points(k_tokens, tiles[:, 1], tile, width)
-    return pattern.sees(Points(*(x[:, :, None] for x in q)), Points(*(x[:, None, :] for x in k)))
+    return pattern.sees(q.unsqueeze(2), k.unsqueeze(1))
 
 
 def _points(tokens: Tokens, tiles: Tensor, tile: int, count: int) -> Points:
     """Who stands in the first slots of each tile, (N, count); past the end is nobody."""
     slot = tiles[:, None] * tile + torch.arange(count, device=tiles.device)
     inside = slot < tokens.length
-    position, document = tokens.at(slot.clamp(max=tokens.length - 1))
-    return Points(torch.where(inside, position, NOBODY), document)
+    points = tokens.at(slot.clamp(max=tokens.length - 1))
+    return points._replace(position=torch.where(inside, points.position, NOBODY))
 
 
 def _some(masks: Tensor, axis: int) -> Tensor:
@@ -133,7 +133,7 @@ def _spacing(tokens: Tokens, tile: int) -> Tensor:
     index = spacing.nonzero()[:, 0]
     if not len(index):
         return spacing
-    position, _ = _points(tokens, index, tile, tile)
+    position = _points(tokens, index, tile, tile).position
     empty = position == NOBODY
     least = position.masked_fill(empty, UNBOUNDED).amin(1, keepdim=True)
     spacing[index] = 1 + _group((position - least).masked_fill(empty, NOBODY))[0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eyeline.patterns import Pattern
 from eyeline.planning.orders import Order
-from eyeline.tokens import Points, Tokens
+from eyeline.tokens import Tokens
 
 # The parts of a plan: shapes of work that a kernel can do in one call, as plain numbers.
 #
@@ -121,7 +121,7 @@ class Plan:
     def mask(self, q0: int, rows: int, k0: int, columns: int) -> Tensor:
         """Which pairs of one rectangle of slots ``rule`` allows: bool (rows, columns)."""
         q, k = self.q_tokens.at(slice(q0, q0 + rows)), self.k_tokens.at(slice(k0, k0 + columns))
-        return self.rule.sees(Points(*(x[:, None] for x in q)), k)
+        return self.rule.sees(q.unsqueeze(1), k)
 
     def __str__(self) -> str:
         from eyeline.planning.pictures import picture

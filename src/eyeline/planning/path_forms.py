@@ -19,13 +19,13 @@ from eyeline.patterns import (
     Causal,
     Chunks,
     Dilated,
+    DocumentsApart,
     FixedColumns,
     Full,
     Global,
     Grid,
     Or,
     Pattern,
-    SameDocument,
     Sinks,
     Strided,
     Window,
@@ -114,7 +114,7 @@ def _terms(pattern: Pattern) -> list[Term] | None:
 
 
 def _atom(pattern: Pattern) -> Term:
-    if isinstance(pattern, (Full, SameDocument)) or pattern == ~Window(0, 0):
+    if isinstance(pattern, (Full, DocumentsApart)) or pattern == ~Window(0, 0):
         return Term()
     if isinstance(pattern, Causal):
         return Term(right=0)

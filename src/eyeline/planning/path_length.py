@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 from torch import Tensor
 
@@ -12,13 +14,14 @@ from eyeline.patterns import (
     Causal,
     Chunks,
     Dilated,
+    DocumentsApart,
     FixedColumns,
     Full,
     Global,
     Not,
     Or,
     Pattern,
-    SameDocument,
+    SameSegment,
     Sinks,
     Strided,
     Window,
@@ -150,7 +153,8 @@ def _transitive(pattern: Pattern) -> bool:
         # Each of the two sides is an order, or an equality.
         return pattern.left in (0, None) and pattern.right in (0, None)
     strictly_later = isinstance(pattern, Not) and isinstance(pattern.inner, Causal)
-    return strictly_later or isinstance(pattern, (Full, Causal, SameDocument, Strided))
+    alike = (Full, Causal, DocumentsApart, SameSegment, Strided)
+    return strictly_later or isinstance(pattern, alike)
 
 
 def _columns(pattern: Pattern) -> bool:
@@ -167,7 +171,7 @@ def _has_hub(pattern: Pattern, tokens: Tokens) -> bool:
     members = pattern.members if isinstance(pattern, Or) else (pattern,)
     hubs = [member for member in members if isinstance(member, Global)]
     real = tokens.positions[tokens.positions != NOBODY]
-    point = Points(real, torch.zeros_like(real))
+    point = Points.of(real)
     return any(bool(hub.allows(point, point).any()) for hub in hubs)
 
 
@@ -188,6 +192,8 @@ def _start(tokens: Tokens) -> int | None:
     """The first position if tokens are one document at consecutive positions, else None."""
     documents, position = tokens.documents, tokens.positions
     if documents is not None and bool((documents != documents[0]).any()):
+        return None
+    if tokens.segments is not None:
         return None
     first = int(position[0])
     consecutive = torch.equal(position, torch.arange(first, first + len(position)))
@@ -277,7 +283,7 @@ def _longest(pattern: Pattern, tokens: Tokens) -> int:
     known = known_length(pattern, tokens)
     if known is not None:
         return known
-    parts = _apart(pattern, tokens)
+    parts = _apart(tokens)
     if len(parts) > 1:
         return max(_longest(pattern, part) for part in parts)
     if tokens.length > LONGEST_SEARCH:
@@ -289,16 +295,14 @@ def _longest(pattern: Pattern, tokens: Tokens) -> int:
     return depth(_edges(pattern, tokens))
 
 
-def _apart(pattern: Pattern, tokens: Tokens) -> list[Tokens]:
-    """The documents of the sequence if no path leads from one to another, else the whole."""
+def _apart(tokens: Tokens) -> list[Tokens]:
+    """The documents of the sequence: no path leads from one to another."""
     documents = tokens.documents
-    if documents is None or not isinstance(pattern, And):
-        return [tokens]
-    if not any(isinstance(member, SameDocument) for member in pattern.members):
+    if documents is None:
         return [tokens]
     order = documents.argsort(stable=True)
     sizes = documents.unique(return_counts=True)[1].tolist()
-    return [Tokens(tokens.positions[s], documents[s]) for s in order.split(sizes)]
+    return [tokens.mapped(itemgetter(slots)) for slots in order.split(sizes)]
 
 
 def _edges(pattern: Pattern, tokens: Tokens) -> Tensor:

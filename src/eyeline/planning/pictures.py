@@ -91,14 +91,13 @@ def _shares(
 def _consecutive(tokens: Tokens) -> bool:
     """Whether the slots stand at consecutive positions of one document, nobody among them."""
     position = tokens.positions
-    if tokens.documents is not None or int(position[0]) == NOBODY:
+    if tokens.documents is not None or tokens.segments is not None or int(position[0]) == NOBODY:
         return False
     return bool((position[1:] - position[:-1] == 1).all())
 
 
 def _bounds(tokens: Tokens, first: Tensor, count: int) -> Bounds:
-    position, document = tokens.positions, torch.zeros_like(first)
-    return Bounds(position[first], position[first + count - 1], document, document)
+    return Bounds.of_positions(tokens.positions[first], tokens.positions[first + count - 1])
 
 
 def _shared(

@@ -19,35 +19,41 @@ from eyeline.tokens import NOBODY, Tokens
 class Level:
     """What is known of the tiles of one size.
 
-    table: int64 (T, 6 or 8), one row a tile: least and greatest position, least and greatest
-    document, whether it holds a real token, whether it holds an empty slot; with a modulus also
-    the least and greatest residue of its positions. One table, so that looking up many tiles is
-    one operation.
+    table: int64, one row a tile: the least and greatest number of each column that is ``named``,
+    in its order; then whether it holds a real token, and whether it holds padding. One table, so
+    that looking up many tiles is one operation. modulus: of the residues, if they are named.
     """
 
     table: Tensor
+    named: tuple[str, ...]
     modulus: int = 1
 
     def __len__(self) -> int:
         return len(self.table)
 
     def take(self, index: Tensor) -> Level:
-        return Level(self.table[index], self.modulus)
+        return Level(self.table[index], self.named, self.modulus)
 
     @property
     def bounds(self) -> Bounds:
-        low, high, first, last = self.table[:, :4].unbind(1)
+        columns = self.table.unbind(1)
+        ends = {name: columns[2 * i : 2 * i + 2] for i, name in enumerate(self.named)}
+        one = (columns[0].new_zeros(()).expand_as(columns[0]),) * 2
+        (low, high), (first, last) = ends["position"], ends.get("document", one)
+        least, most = ends.get("segment", one)
         if self.modulus == 1:
-            return Bounds(low, high, first, last)
-        return Bounds(low, high, first, last, self.table[:, 6], self.table[:, 7], self.modulus)
+            return Bounds(low, high, first, last, least, most)
+        residues = ends["residue"]
+        known = low, high, first, last, least, most
+        return Bounds(*known, residues[0], residues[1], self.modulus)
 
     @property
     def somebody(self) -> Tensor:
-        return self.table[:, 4] > 0
+        return self.table[:, -2] > 0
 
     @property
     def nobody(self) -> Tensor:
-        return self.table[:, 5] > 0
+        return self.table[:, -1] > 0
 
 
 @lru_cache(maxsize=8)
@@ -67,40 +73,33 @@ def pyramid(
 
 
 def _finest(tokens: Tokens, tile: int, modulus: int) -> Level:
-    position = _tiled(tokens.positions, tile)
-    first, last = position.aminmax(dim=1)
-    holes = first == NOBODY
-    columns = [first, last]
-    if tokens.documents is None:
-        columns += [torch.zeros_like(first)] * 2
-    else:
-        columns += _tiled(tokens.documents, tile).aminmax(dim=1)
-    columns += [last != NOBODY, holes]
-    if modulus > 1:
-        columns += (position % modulus).aminmax(dim=1)
-    table = torch.stack(columns, 1)
-    of_bounds = torch.tensor([0, 1, 2, 3, 6, 7] if modulus > 1 else [0, 1, 2, 3])
+    columns = _columns(tokens, tile, modulus)
+    position = columns["position"]
+    ends = [bound for column in columns.values() for bound in column.aminmax(dim=1)]
+    holes = ends[0] == NOBODY
+    table = torch.stack([*ends, ends[1] != NOBODY, holes], 1)
     for index in holes.nonzero()[:, 0].split(1 << 16):
-        found = _without_nobody(tokens, position, tile, index, modulus)
-        table[index[:, None], of_bounds] = found
-    return Level(table, modulus)
+        empty = position[index] == NOBODY
+        real = [_ends_of_real(column[index], empty) for column in columns.values()]
+        table[index, : len(ends)] = torch.cat(real, 1)
+    return Level(table, tuple(columns), modulus)
 
 
-def _without_nobody(
-    tokens: Tokens, position: Tensor, tile: int, index: Tensor, modulus: int
-) -> Tensor:
-    """The bounds of the real tokens of some tiles, (len(index), 4 or 6)."""
-    position = position[index]
-    empty = position == NOBODY
-    document = torch.zeros_like(position)
-    if tokens.documents is not None:
-        document = _tiled(tokens.documents, tile)[index]
-    known = [position, document, position % modulus] if modulus > 1 else [position, document]
-    columns = []
-    for values in known:
-        columns.append(values.masked_fill(empty, UNBOUNDED).amin(1))
-        columns.append(values.masked_fill(empty, -UNBOUNDED).amax(1))
-    return torch.stack(columns, 1)
+def _columns(tokens: Tokens, tile: int, modulus: int) -> dict[str, Tensor]:
+    """What is known of the slots of each tile, by name, (tiles, tile) each."""
+    named = {
+        "position": tokens.positions, "document": tokens.documents, "segment": tokens.segments,
+    }  # fmt: skip
+    columns = {name: _tiled(column, tile) for name, column in named.items() if column is not None}
+    if modulus > 1:
+        columns["residue"] = columns["position"] % modulus
+    return columns
+
+
+def _ends_of_real(column: Tensor, empty: Tensor) -> Tensor:
+    """The least and greatest number of the real tokens of some tiles, (len(column), 2)."""
+    least = column.masked_fill(empty, UNBOUNDED).amin(1)
+    return torch.stack([least, column.masked_fill(empty, -UNBOUNDED).amax(1)], 1)
 
 
 def _tiled(values: Tensor, tile: int) -> Tensor:
@@ -117,9 +116,9 @@ def _halve(level: Level) -> Level:
         table = torch.cat([table, table[-1:]])
     least, most = table.view(-1, 2, table.shape[1]).aminmax(dim=1)
     table = most.clone()
-    for column in (0, 2, 6)[: table.shape[1] // 2 - 1]:
-        table[:, column] = least[:, column]
-    return Level(table, level.modulus)
+    lower = slice(0, 2 * len(level.named), 2)  # every other column of the ends is a least one
+    table[:, lower] = least[:, lower]
+    return Level(table, level.named, level.modulus)
 
 
 # Stop splitting once PARTIAL tiles are this small a share of the area: larger tiles run faster.

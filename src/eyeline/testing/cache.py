@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eyeline.caches import Cache, Layout, Marked
 from eyeline.exact import attention
-from eyeline.patterns import Causal, Chunks, Pattern, SameDocument, Sinks, sliding_window, streaming
+from eyeline.patterns import Causal, Chunks, Pattern, SameSegment, Sinks, sliding_window, streaming
 from eyeline.tokens import NOBODY, Tokens
 
 WINDOW = 7
@@ -43,7 +43,7 @@ def check_cache(make: MakeCache, *patterns: Pattern) -> None:
 PATTERNS: tuple[Pattern, ...] = (
     Causal(), sliding_window(1), sliding_window(WINDOW), streaming(WINDOW, 3), streaming(2, 5),
     Causal() & Chunks(WINDOW), Causal() & (Chunks(WINDOW) | Sinks(2)),
-    Causal() & ~sliding_window(3), Causal() & SameDocument(),
+    Causal() & ~sliding_window(3), Causal() & SameSegment(),
 )  # fmt: skip
 
 
@@ -52,6 +52,8 @@ def situations() -> Iterator[tuple[str, Tokens]]:
     yield "plain", Tokens.arange(0, LENGTH)
     yield "left pads", Tokens.padded([LENGTH, LENGTH - 4, 5])
     yield "packed", Tokens.packed([5, 0, 1, 11, 13], length=LENGTH)
+    yield "a batch of packings", Tokens.packed([[5, 1, 11], [23, 14]], length=LENGTH)
+    yield "segments", Tokens(torch.arange(LENGTH), segments=torch.arange(LENGTH) // 5)
 
 
 def steps_equal_one_run(make: MakeCache, pattern: Pattern, tokens: Tokens, step: int) -> None:
@@ -198,8 +200,7 @@ def layout_for(inputs: Inputs) -> Layout:
 
 
 def _cut(tokens: Tokens, start: int, stop: int) -> Tokens:
-    documents = None if tokens.documents is None else tokens.documents[..., start:stop]
-    return Tokens(tokens.positions[..., start:stop], documents)
+    return tokens.mapped(lambda column: column[..., start:stop])
 
 
 def _cut_inputs(inputs: Inputs, start: int, stop: int) -> Inputs:

@@ -24,7 +24,7 @@ from eyeline.patterns import (
     PerHead,
     Predicate,
     Random,
-    SameDocument,
+    SameSegment,
     Sinks,
     Strided,
     Window,
@@ -159,9 +159,10 @@ def _varying() -> Iterator[Case]:
     members = [Causal(), Sinks(0), Strided(5) | Global(1), Chunks(16, 1, 1)]
     padded = Tokens.padded([131, 53], side="left")
     packed = Tokens.packed([40, 0, 91])
+    packed = replace(packed, segments=packed.positions // 30)
     for name, pattern in (
         ("per head, one empty", PerHead(members)),
-        ("per head & same_document", PerHead(members) & SameDocument() | Window(0, 0)),
+        ("per head & same_segment", PerHead(members) & SameSegment() | Window(0, 0)),
         ("random per head and length", Random(2, 16, seed=1)),
         ("bigbird", bigbird(16, 2, 1)),
         ("causal & random of a length", Causal() & Random(3, 10, length=131)),
@@ -205,6 +206,8 @@ def _tokens() -> Iterator[Case]:
         "an empty row": Tokens.padded([0, n], side="left"),
         "packed": Tokens.packed([0, 1, 30, 0, 77, 2, 21]),
         "packed with a rest": Tokens.packed([31, 64], length=n),
+        "a batch of packings": Tokens.packed([[31, 64], [1, 7, 123]], length=n),
+        "packed in segments": replace(Tokens.packed([31, 100]), segments=torch.arange(n) // 13 % 3),
         "two rows packed apart": Tokens(
             torch.arange(n).repeat(2, 1), torch.stack([documents, documents // 2])
         ),
@@ -225,10 +228,10 @@ def _tokens() -> Iterator[Case]:
 
 def _token_patterns() -> Iterator[tuple[str, Pattern]]:
     yield "causal", Causal()
-    yield "causal & same_document", Causal() & SameDocument()
+    yield "causal | same_segment", Causal() | SameSegment()
     yield "streaming", streaming(13, 3)
     yield "not causal", ~Causal()
-    yield "not same_document", ~SameDocument()
+    yield "not same_segment", ~SameSegment()
 
 
 def _bound() -> Iterator[Case]:
@@ -313,7 +316,7 @@ def _places(n: int, heads: int) -> Iterator[tuple[str, Pattern, int, Tokens | No
     yield "full", Full(), n, None
     yield "streaming, a cached step", streaming(19, 3), 1, None
     packed = Tokens.packed([11, 0, 30, 1, 20], length=n)
-    yield "window, packed", Window(9, 4) & SameDocument(), n, packed
+    yield "window, packed", Window(9, 4), n, packed
     yield "causal, left pads", Causal(), n, Tokens.padded([n, 41], side="left")
     yield "strided", Causal() & Strided(6), n, None
     yield "longformer, gaps", longformer(5, [0, 30]), n, Tokens(torch.arange(n) * 3)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eyeline.kernels import tiles
 from eyeline.kernels.request import Request
-from eyeline.patterns import EMPTY, FULL, Bounds, Pattern
+from eyeline.patterns import EMPTY, FULL, Bounds, Pattern, kept_apart
 from eyeline.planning import Plan, dense_mask, pairs, plan
 from eyeline.planning.parts import Block, Gathered, Reordered, Run
 from eyeline.testing.kernel import parity_of
@@ -46,6 +46,9 @@ def situations(length: int) -> Iterator[tuple[str, Tokens, Tokens]]:
     sizes = [length // 2, 0, length - length // 2 - length // 5, length // 5]
     packed = Tokens.packed(sizes)
     yield "packed documents", packed, packed
+    slots = torch.arange(length)
+    apart = Tokens(slots, segments=slots * 3 // length)
+    yield "segments", apart, apart
     holes = Tokens(torch.where(torch.arange(length) % 5 == 2, -1, torch.arange(length)))
     yield "holes", holes, holes
 
@@ -54,12 +57,12 @@ def verdicts_are_sound(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     """EMPTY means that no pair within the bounds is allowed, FULL that every one is."""
     generator = torch.Generator().manual_seed(q.length)
     real_q, real_k = (t.positions >= 0 for t in (q, k))
-    mask = dense_mask(pattern, q_tokens=q, k_tokens=k)
+    mask, rule = dense_mask(pattern, q_tokens=q, k_tokens=k), kept_apart(pattern, q, k)
     for _ in range(40):
         rows, columns = (_range(t.length, generator) for t in (q, k))
         if not real_q[rows].any() or not real_k[columns].any():
             continue
-        verdict = int(pattern.verdict(_bounds(q, rows), _bounds(k, columns)))
+        verdict = int(rule.verdict(_bounds(q, rows), _bounds(k, columns)))
         block = mask[rows, columns][real_q[rows]][:, real_k[columns]]
         place = f"queries {rows.start}:{rows.stop}, keys {columns.start}:{columns.stop}"
         assert verdict != EMPTY or not block.any(), f"EMPTY is wrong at {place}"
@@ -72,11 +75,10 @@ def _range(length: int, generator: torch.Generator) -> slice:
 
 
 def _bounds(tokens: Tokens, where: slice) -> Bounds:
-    position = tokens.positions[where]
-    real = position >= 0
-    document = torch.zeros_like(position) if tokens.documents is None else tokens.documents[where]
-    position, document = position[real], document[real]
-    return Bounds(position.min(), position.max(), document.min(), document.max())
+    points = tokens.at(where)
+    real = points.position >= 0
+    (low, high), (first, last), (least, most) = (column[real].aminmax() for column in points)
+    return Bounds(low, high, first, last, least, most)
 
 
 def plans_hold_each_pair_once(pattern: Pattern, q: Tokens, k: Tokens) -> None:

@@ -106,7 +106,7 @@ def _repeated(projected: Projected, copies: int) -> Projected:
     if copies == 1:
         return projected
     if tokens is not None and tokens.batch is not None:
-        tokens = Tokens(tokens.positions.repeat_interleave(copies, 0))
+        tokens = tokens.mapped(lambda column: column.repeat_interleave(copies, 0))
     return Projected(key.repeat_interleave(copies, 0), value.repeat_interleave(copies, 0), tokens)
 
 

@@ -22,8 +22,7 @@ from eyeline.mechanisms.linear.fold import folded
 from eyeline.mechanisms.linear.in_order import in_order, somebody
 from eyeline.mechanisms.linear.scan import CHUNK, Scan, causal_scan, scanned, stepped
 from eyeline.mechanisms.linear.sums import Sums, no_sums
-from eyeline.patterns import Causal, Full, Pattern, SameDocument
-from eyeline.patterns.ahead import causal_and_apart
+from eyeline.patterns import Causal, Full, Pattern
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens, default_tokens
 
@@ -63,7 +62,7 @@ def linear_attention(
     Raises InvalidArgument for sizes, dtypes or tokens that do not fit together, and for a feature
     map made for other heads. Katharopoulos et al. 2020; Choromanski et al. 2021.
     """
-    pattern, chosen = pattern_of(causal, k_tokens), as_feature_map(feature_map)
+    pattern, chosen = Causal() if causal else Full(), as_feature_map(feature_map)
     call = _check(query, key, value, pattern, chosen, q_tokens, k_tokens)
     return by_pattern(call, chosen)
 
@@ -82,7 +81,7 @@ def linear_attention_weights(
     Exactly 0 where i may not look at j; each row sums to 1, or to 0 where there is nothing to look
     at. In the dtype of the query. Memory is L·S, and F times that for Favor.
     """
-    pattern, chosen = pattern_of(causal, k_tokens), as_feature_map(feature_map)
+    pattern, chosen = Causal() if causal else Full(), as_feature_map(feature_map)
     call = _check(query, key, key, pattern, chosen, q_tokens, k_tokens)
     return weights_by_pattern(call, chosen)
 
@@ -97,13 +96,6 @@ def as_feature_map(feature_map: FeatureMapLike) -> FeatureMap:
         f'feature_map={feature_map!r}: "elu", "relu", or a FeatureMap, such as '
         "Favor(head_dim, features)"
     )
-
-
-def pattern_of(causal: bool, k_tokens: Tokens | None) -> Pattern:
-    """What the arguments say, as a pattern."""
-    apart = k_tokens is not None and k_tokens.documents is not None
-    rule: Pattern = Causal() if causal else Full()
-    return rule & SameDocument() if apart else rule
 
 
 def _check(
@@ -121,7 +113,7 @@ def _check(
 
 
 def by_pattern(call: Call, feature_map: FeatureMap) -> Tensor:
-    """A call that was checked, whose pattern is Full or Causal, and SameDocument."""
+    """A call that was checked, whose pattern is Full or Causal."""
     run = _untraced() if "torch._dynamo" in sys.modules else _run
     with torch.autocast(call.query.device.type, enabled=False):
         return run(call, feature_map)
@@ -138,13 +130,13 @@ def _run(call: Call, feature_map: FeatureMap) -> Tensor:
     query, key, value = call.query, call.key, call.value
     known = call.tokens
     q, k = known if known is not None else default_tokens(query.shape[2], key.shape[2])
-    causal, apart = kinds(call.pattern)
-    if not causal and (not apart or k.documents is None):
+    causal = isinstance(call.pattern, Causal)
+    if not causal and k.documents is None:
         there = somebody(k) if known is not None else None
         there = None if there is None else there.to(query.device)
         out = folded(query, key, value, feature_map, there)
     else:
-        out = _scanned(query, key, value, feature_map, q, k, causal=causal, apart=apart)
+        out = _scanned(query, key, value, feature_map, q, k, causal=causal)
     asking = somebody(q) if known is not None else None
     return out if asking is None else out.masked_fill(~asking[:, None, :, None].to(out.device), 0.0)
 
@@ -158,9 +150,8 @@ def _scanned(
     k: Tokens,
     *,
     causal: bool,
-    apart: bool,
 ) -> Tensor:
-    order = in_order(q, k, causal=causal, apart=apart)
+    order = in_order(q, k, causal=causal)
     scan = Scan(feature_map, order.marks.to(query.device))
     if order.query is None or order.key is None or order.place is None:
         return causal_scan(query, key, value, scan)
@@ -172,18 +163,13 @@ def _scanned(
     return _taken(causal_scan(query, key, value, scan), order.place)
 
 
-def kinds(pattern: Pattern) -> tuple[bool, bool]:
-    """(causal, apart) of Full, Causal, SameDocument, or an & of them.
-
-    Raises NotSupported for patterns that linear attention cannot follow.
-    """
-    known = causal_and_apart(pattern)
-    if known is None:
+def check_pattern(pattern: Pattern) -> None:
+    """Raise NotSupported for patterns that linear attention cannot follow."""
+    if pattern not in (Full(), Causal()):
         raise NotSupported(
-            f"linear attention sums up all keys before a query: it follows full, causal, "
-            f"same_document and & of them, not {pattern}"
+            f"linear attention sums up all keys before a query: it follows full or causal, "
+            f"not {pattern}"
         )
-    return known
 
 
 def _taken(x: Tensor, slots: Tensor) -> Tensor:
@@ -212,8 +198,8 @@ class LinearAttention(Mechanism):
 
     feature_map: φ: "elu" (elu(x) + 1), "relu", "favor" (positive random features), or a
     FeatureMap. features, seed: of "favor" only; features as in ``Favor`` if not given.
-    pattern: full, causal, same_document, or & of them; others are refused (NotSupported). As in
-    every pattern, documents are kept apart by same_document only.
+    pattern: full or causal; others are refused (NotSupported). Documents that tokens name are
+    apart.
 
     causality: "functional" under a causal pattern, where no past output depends on the future,
     not even its last bit; else "none". A causal one decodes with a ``State``: F · (Ev + 1) numbers
@@ -241,7 +227,7 @@ class LinearAttention(Mechanism):
         check_size("linear head_dim", head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.pattern = as_pattern(pattern)
-        kinds(self.pattern)
+        check_pattern(self.pattern)
         if feature_map == "favor":
             feature_map = Favor(head_dim, features, seed=seed)
         elif features is not None:
@@ -252,7 +238,7 @@ class LinearAttention(Mechanism):
     @property
     def causality(self) -> Causality:
         """ "functional" or "none"."""
-        return "functional" if kinds(self.pattern)[0] else "none"
+        return "functional" if isinstance(self.pattern, Causal) else "none"
 
     @property
     def no_cache(self) -> str | None:
@@ -312,7 +298,7 @@ class LinearAttention(Mechanism):
                 (batch, num_kv_heads, self.features), head_dim,
                 like=like, logarithmic=self.feature_map.logarithmic,
             )  # fmt: skip
-        return State(self.pattern, layout, _flat(sums), apart=kinds(self.pattern)[1])
+        return State(self.pattern, layout, _flat(sums))
 
     def step(
         self,
@@ -387,7 +373,7 @@ def _standing(tokens: Tokens, continues: Tensor | None) -> tuple[Marks, Tensor |
     host = tokens.host.positions
     if continues is None and host.shape[-1] == 1 and not bool((host == NOBODY).any()):
         return Marks(), None
-    order = in_order(tokens, tokens, causal=True, apart=continues is not None)
+    order = in_order(tokens, tokens, causal=True)
     if order.query is not None:
         raise NotSupported(
             "in steps, documents come one after another, and positions go up in each"

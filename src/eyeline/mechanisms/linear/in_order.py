@@ -29,11 +29,11 @@ class Order(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def in_order(q: Tokens, k: Tokens, *, causal: bool, apart: bool) -> Order:
-    """causal: a query sees keys at its position and before; apart: those of its document only."""
+def in_order(q: Tokens, k: Tokens, *, causal: bool) -> Order:
+    """causal: a query attends to keys at its position and before, else to all of its document."""
     with torch.inference_mode(False):  # what is remembered serves training too
-        marks = _as_they_are(q.host, apart) if causal and q is k else None
-        return Order(marks) if marks is not None else _sorted(q.host, k.host, causal, apart)
+        marks = _as_they_are(q.host) if causal and q is k else None
+        return Order(marks) if marks is not None else _sorted(q.host, k.host, causal)
 
 
 def somebody(tokens: Tokens) -> Tensor | None:
@@ -42,9 +42,9 @@ def somebody(tokens: Tokens) -> Tensor | None:
     return None if bool(there.all()) else there
 
 
-def _as_they_are(tokens: Tokens, apart: bool) -> Marks | None:
+def _as_they_are(tokens: Tokens) -> Marks | None:
     """None unless documents lie one after another, and positions go up in each."""
-    there, (position, document) = somebody(tokens), _rows(tokens, apart)
+    there, (position, document) = somebody(tokens), _rows(tokens)
     before = _before(there, position)
     known = before >= 0
     at = before.clamp(min=0)
@@ -54,7 +54,7 @@ def _as_they_are(tokens: Tokens, apart: bool) -> Marks | None:
     if bool((counted & known & ~new & ~up).any()):
         return None
     segments = (counted & new).long().cumsum(1)
-    if not apart or not bool(segments.any()):
+    if not bool(segments.any()):
         return Marks(None, there)
     for row in range(len(document)):  # a document that goes on after another is not in order
         if len(document[row][counted[row]].unique()) != int(segments[row].max()) + 1:
@@ -69,11 +69,10 @@ def _before(there: Tensor | None, position: Tensor) -> Tensor:
     return torch.nn.functional.pad(last, (1, 0), value=-1)[:, :-1]
 
 
-def _sorted(q: Tokens, k: Tokens, causal: bool, apart: bool) -> Order:
+def _sorted(q: Tokens, k: Tokens, causal: bool) -> Order:
     rows = max(q.batch or 1, k.batch or 1)
     both = [
-        torch.cat([y.expand(rows, -1) for y in x], 1)
-        for x in zip(_rows(k, apart), _rows(q, apart), strict=True)
+        torch.cat([y.expand(rows, -1) for y in x], 1) for x in zip(_rows(k), _rows(q), strict=True)
     ]
     position, document = both
     nobody = position == NOBODY
@@ -90,9 +89,9 @@ def _sorted(q: Tokens, k: Tokens, causal: bool, apart: bool) -> Order:
     return Order(marks, (slots - keys).clamp(min=0), slots.clamp(max=max(keys - 1, 0)), place)
 
 
-def _rows(tokens: Tokens, apart: bool) -> tuple[Tensor, Tensor]:
+def _rows(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Positions and documents, (B or 1, n) each."""
     position = torch.atleast_2d(tokens.positions)
-    if tokens.documents is None or not apart:
+    if tokens.documents is None:
         return position, torch.zeros_like(position)
     return position, torch.atleast_2d(tokens.documents)

@@ -25,7 +25,7 @@ from eyeline.mechanisms.routed.attend import (
 from eyeline.mechanisms.routed.best import among_greatest
 from eyeline.mechanisms.routed.clusters import at_once, centre_tokens, clustered, means
 from eyeline.mechanisms.routed.standing import Standing, standing
-from eyeline.patterns import Full, Pattern, SameDocument
+from eyeline.patterns import Full, Pattern
 from eyeline.planning import pairs
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens
@@ -144,7 +144,7 @@ class Clusters(NamedTuple):
     def seen(self, batch: int) -> int:
         """How many pairs of a centre and a key look, over the rows of a batch, in one head."""
         rows = [(self.c_tokens.row(b), self.k_tokens.row(b)) for b in range(batch)]
-        return sum(pairs(_rule(self), q_tokens=c, k_tokens=k) for c, k in rows)
+        return sum(pairs(Full(), q_tokens=c, k_tokens=k) for c, k in rows)
 
 
 def clustered_attention(
@@ -175,10 +175,10 @@ def clustered_attention(
     clusters · (L·E·(rounds + 1) + S·(2E + Ev)) + L · topk · (E + Ev); memory is linear. First
     derivatives, through weights and means; the choice of clusters and keys has none.
 
-    Raises NotSupported for patterns but Full() and SameDocument(). Vyas et al. 2020, "Fast
+    Raises NotSupported for patterns but Full(). Vyas et al. 2020, "Fast
     Transformers with Clustered Attention".
     """
-    rule = only_documents(pattern)
+    rule = only_full(pattern)
     call = check_call(
         query, key, value, rule,
         scale=scale, dropout_p=dropout_p, q_tokens=q_tokens, k_tokens=k_tokens,
@@ -186,16 +186,16 @@ def clustered_attention(
     if not (query.shape[0] and query.shape[2] and key.shape[2]):
         return attention(query, key, value, scale=call.scale)
     given = clusters_of(call, clusters, topk, rounds)
-    return _looked(call, given, _rule(given))
+    return _looked(call, given)
 
 
-def only_documents(pattern: PatternLike) -> Pattern:
+def only_full(pattern: PatternLike) -> Pattern:
     """The pattern. Raises NotSupported for what a mean of queries cannot honour."""
     rule = as_pattern(pattern)
-    if rule not in (Full(), SameDocument()):
+    if rule != Full():
         raise NotSupported(
             f"clustered queries look by the mean of queries that stand at several positions, and "
-            f"cannot honour {rule}: full() and same_document only; kmeans(…) knows any pattern"
+            f"cannot honour {rule}: full() only; kmeans(…) knows any pattern"
         )
     return rule
 
@@ -228,16 +228,12 @@ def _clusters(
     return Clusters(chosen, centres, best, q_tokens, tokens, k_tokens)
 
 
-def _rule(given: Clusters) -> Pattern:
-    return Full() if given.q_tokens.documents is None else SameDocument()
-
-
-def _looked(call: Call, given: Clusters, rule: Pattern) -> Tensor:
+def _looked(call: Call, given: Clusters) -> Tensor:
     """out_i = m_c · exact_i + (all_c - m_c · top_c): what the centre sees, its best keys apart."""
     c_tokens, k_tokens = given.c_tokens, given.k_tokens
     route = eager(lambda: given.route)
     exact = routed_attention(
-        call.query, call.key, call.value, route, rule, scale=call.scale,
+        call.query, call.key, call.value, route, Full(), scale=call.scale,
         dropout_p=call.dropout_p, q_tokens=given.q_tokens, k_tokens=k_tokens,
     )  # fmt: skip
     with torch.autocast(call.query.device.type, enabled=False):
@@ -245,10 +241,10 @@ def _looked(call: Call, given: Clusters, rule: Pattern) -> Tensor:
         wide = torch.float32 if call.query.dtype.itemsize < 4 else torch.float64
         centres, key, value = (x.to(wide) for x in (given.centres, call.key, call.value))
         whole, lse = attention_with_lse(
-            centres, key, value, rule, scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens
+            centres, key, value, Full(), scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens
         )
         few, lse_few = routed_attention_with_lse(
-            centres, key, value, of_centres(given.best), rule,
+            centres, key, value, of_centres(given.best), Full(),
             scale=call.scale, q_tokens=c_tokens, k_tokens=k_tokens,
         )  # fmt: skip
         mass = share(lse_few, lse).unsqueeze(-1)
@@ -276,7 +272,7 @@ class ClusteredQueries(RoutedMechanism):
 
     clusters: of a head's queries, by ``rounds`` of k-means. A[c] are the weights of the mean of
     their queries; T_c its ``topk`` greatest, which are computed anew for each query, and keep the
-    mass m_c that they had. See ``clustered_attention``. pattern: Full() or SameDocument().
+    mass m_c that they had. See ``clustered_attention``. pattern: Full().
     dropout: of the weights of T_c, while training.
 
     Every query looks at every key. causality: "none": a mean holds queries of all places; there
@@ -300,7 +296,7 @@ class ClusteredQueries(RoutedMechanism):
         super().__init__()
         for name, size in {"clusters": clusters, "topk": topk, "rounds": rounds}.items():
             check_size(f"clustered {name}", size)
-        self.pattern = only_documents(pattern)
+        self.pattern = only_full(pattern)
         self.clusters, self.topk, self.rounds = clusters, topk, rounds
         self.dropout = probability("dropout", dropout)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -110,9 +112,9 @@ def centre_tokens(tokens: Tokens, clusters: int) -> Tokens:
     positions = torch.where(there == NOBODY, NOBODY, torch.arange(most))
     named = torch.tensor([row + [NOBODY] * (most - len(row)) for row in rows])
     documents = None if tokens.documents is None else named
-    if tokens.batch is None:
-        return Tokens(positions[0], None if documents is None else documents[0])
-    return Tokens(positions, documents)
+    segments = None if tokens.segments is None else torch.zeros_like(positions)
+    centres = Tokens(positions, documents, segments)
+    return centres if tokens.batch is not None else centres.mapped(itemgetter(0))
 
 
 def lloyd(

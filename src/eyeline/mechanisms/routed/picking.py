@@ -19,7 +19,7 @@ from eyeline.mechanisms.base import register
 from eyeline.mechanisms.routed.attend import RoutedMechanism, routed_attention
 from eyeline.mechanisms.routed.best import at_most, best, weighty
 from eyeline.mechanisms.routed.scored import Scored, allowed, multiplied
-from eyeline.patterns import Full, SameDocument
+from eyeline.patterns import Full
 from eyeline.patterns.ahead import reads_in_steps
 from eyeline.planning.cost import Asked, Work
 from eyeline.planning.dense import settled
@@ -49,11 +49,8 @@ def picked(
 
 def _picked(pick: Callable[[Scored], Route], call: Call) -> Route:
     q, k = call.standing
-    rule = call.pattern
-    if k.documents is not None:
-        rule = rule & SameDocument()
     with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
-        return pick(Scored(call.query, call.key, rule, q, k, call.scale))
+        return pick(Scored(call.query, call.key, call.pattern, q, k, call.scale))
 
 
 # What mechanisms that pick keys by their scores have in common.

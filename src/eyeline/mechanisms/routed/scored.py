@@ -16,7 +16,7 @@ from eyeline.checks import widened
 from eyeline.patterns import EMPTY, FULL, Pattern
 from eyeline.planning.dense import settled
 from eyeline.planning.refine import Level, pyramid, verdicts
-from eyeline.tokens import Points, Tokens
+from eyeline.tokens import Tokens
 
 # Which keys some queries may look at, as ranges: what need not be multiplied, or asked for.
 #
@@ -96,8 +96,7 @@ def mask(
     shape = len(rows.position), len(columns.position)
     if not shape[1]:
         return torch.empty(shape, dtype=torch.bool, device=device)
-    ask = Points(*(x.to(device).unsqueeze(1) for x in rows))
-    return rule.sees(ask, Points(*(x.to(device) for x in columns))).expand(shape)
+    return rule.sees(rows.to(device).unsqueeze(1), columns.to(device)).expand(shape)
 
 
 def _span(rule: Pattern, above: Level, below: Level, number: int, keys: int) -> Span | None:

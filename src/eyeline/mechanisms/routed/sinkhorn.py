@@ -17,8 +17,7 @@ from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.routed.attend import Coverage, in_words
 from eyeline.mechanisms.routed.sort_network import SortPairs, SortTable, descriptors
 from eyeline.mechanisms.routed.sorting import Sorting, balanced, counts, reached, sorting
-from eyeline.patterns import And, Chunks, Full, Pattern
-from eyeline.patterns.ahead import causal_and_apart
+from eyeline.patterns import And, Causal, Chunks, Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
 
@@ -96,7 +95,7 @@ def sinkhorn_attention(
     where r_j[t] is 1 if a key stands at place t of block j, else 0; its score is
     scale · q·k̂ + log w, and where w is 0 it is not there. Of full blocks w is 1.
 
-    pattern: Full(), Causal(), SameDocument(), or & of them. It holds in the own block, pair by
+    pattern: Full() or Causal(). It holds in the own block, pair by
     pair; with Causal() a block takes only blocks before it, and the first takes none. Where tokens
     name documents these are kept apart, whatever the pattern. A query in whose block no key stands,
     with Causal() none up to it, sees nothing and gets 0. Shapes, tokens, scale, dropout_p: as in
@@ -132,13 +131,12 @@ def _run(call: Call, scores: Tensor, block: int, iterations: int, temperature: f
 
 def is_causal(pattern: Pattern) -> bool:
     """Whether Causal() is in it. Raises NotSupported for what sorted blocks cannot honour."""
-    known = causal_and_apart(pattern)
-    if known is None:
+    if pattern not in (Full(), Causal()):
         raise NotSupported(
             f"sinkhorn looks at mixtures of blocks, of which no single key can be left out: it "
-            f"follows full, causal, same_document and & of them, not {pattern}"
+            f"follows full or causal, not {pattern}"
         )
-    return known[0]
+    return isinstance(pattern, Causal)
 
 
 def check_balance(iterations: int, temperature: float) -> None:
@@ -242,7 +240,7 @@ class Sinkhorn(Mechanism):
 
     noise: while training, so many times Gumbel noise is added to the scores, which tries other
     orders. 0 if not said: what is trained is then what is run, and a step's gradient is exact.
-    dropout: of weights, while training. pattern: full, causal, same_document, or & of them;
+    dropout: of weights, while training. pattern: full or causal;
     documents are kept apart in any case.
 
     causality: "functional" with Causal(): a block takes only blocks before it, and the first none.
