@@ -26,7 +26,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 SDPA = "SDPA causal"
 SLIDING = f"eyeline sliding_window({WINDOW})"
 STREAMING = f"eyeline streaming({WINDOW}, {SINKS})"
-DOCUMENTS = "eyeline causal & same_document"
+DOCUMENTS = "eyeline causal, documents"
 LOCAL = f"local-attention {WINDOW} × 1"
 # The same window in smaller blocks, with less computed around it: the peer is faster so.
 FINER = f"local-attention {WINDOW // 4} × 4"

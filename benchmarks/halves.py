@@ -18,7 +18,7 @@ HEADS, DIM = 8, 64
 PATTERNS: dict[str, Pattern] = {
     "sliding_window(256)": sliding_window(256),
     "streaming(256, 4)": streaming(256, 4),
-    "causal & same_document": Causal(),
+    "causal, documents": Causal(),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORWARD_BAR, BOTH_BAR = 1.8, 1.0

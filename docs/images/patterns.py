@@ -16,7 +16,7 @@ GALLERY = {
     "Streaming": "streaming(12, 4)",
     "Prefix": "prefix_lm(16)",
     "Chunks": "chunks(16)",
-    "Packed documents": "causal & same_document",
+    "Packed documents": "causal",
     "Dilated window": "dilated(4, left=4, right=4)",
     "Image grid, 8 × 8": "grid(8, 8, 1)",
     "Sparse Transformer, strided": "sparse_transformer(8)",
@@ -28,12 +28,12 @@ GALLERY = {
 
 def pictures() -> dict[str, tuple[str, Picture]]:
     """Each pattern's text and picture, by its name."""
-    return {name: (text, _picture(text)) for name, text in GALLERY.items()}
+    return {name: (text, _picture(name, text)) for name, text in GALLERY.items()}
 
 
-def _picture(text: str) -> Picture:
+def _picture(name: str, text: str) -> Picture:
     pattern = parse(text).of_length(LENGTH).at(0, 0)
-    if "same_document" in text:
+    if name == "Packed documents":
         return picture(pattern, q_tokens=PACKED, k_tokens=PACKED)
     return picture(pattern, LENGTH)
 

@@ -13,5 +13,5 @@ from eyeline.caches.select import cache_in as cache_in
 from eyeline.caches.select import needed_slots as needed_slots
 from eyeline.caches.state import Kept as Kept
 from eyeline.caches.state import State as State
-from eyeline.tokens.slots import Ranks as Ranks
-from eyeline.tokens.slots import recount as recount
+from eyeline.tokens.ordering import Ranks as Ranks
+from eyeline.tokens.ordering import recount as recount
