@@ -11,7 +11,7 @@ from torch import Tensor
 from eyeline import Tokens, attention
 from eyeline.mechanisms import Compressed
 from eyeline.mechanisms.fewer.compressed import centroids
-from eyeline.mechanisms.fewer.places import in_order
+from eyeline.tokens.ordering import sorted_by
 from layers.dense import random
 
 B, H, HK, L, E, EV, FACTOR, ROUNDS = 2, 4, 2, 23, 5, 3, 4, 3
@@ -110,7 +110,7 @@ def test_nobody_at_all() -> None:
 def test_a_cluster_that_nobody_chooses() -> None:
     q, k, v = heads()
     k = torch.full_like(k, 3)  # all equal: the first centre gets every key
-    order = in_order(Tokens.arange(0, L), k.device)
+    order = sorted_by(Tokens.arange(0, L), "positions")
     found = centroids(k, v, order, FACTOR, ROUNDS)
     assert found.size[..., 0].eq(L).all() and not found.size[..., 1:].any()
     for dtype in (torch.float64, torch.float16):
@@ -136,7 +136,7 @@ def test_half_types_sum_widely() -> None:
 def test_a_centre_without_keys_stays_where_it_was() -> None:
     """The first centres are 5, 5, -5, 3: the second must not move to 0, near the key at -0.5."""
     k = torch.tensor([5, 5, 5, 5, 5, -0.5, -5, -5, 3, 3, 3, 5]).double().view(1, 1, -1, 1)
-    order = in_order(Tokens.arange(0, 12), k.device)
+    order = sorted_by(Tokens.arange(0, 12), "positions")
     found = centroids(k, k, order, 3, 2)
     assert found.size[0, 0].tolist() == [6, 0, 2, 4]
     assert found.key[0, 0, :, 0].tolist() == [5, 0, -5, 2.125]

@@ -21,10 +21,10 @@ from eyeline.patterns import (
 )  # fmt: skip
 from eyeline.patterns.base import from_tests
 from eyeline.planning import layout, orders, palette, parts, peeling
-from eyeline.planning.orders import Order
 from eyeline.planning.planner import planned
 from eyeline.planning.refine import pyramid
 from eyeline.testing import check_pattern
+from eyeline.tokens.ordering import Ordering
 
 Patch = pytest.MonkeyPatch
 SPARSE = Causal() & (Window(8, 0) | Strided(9))
@@ -88,7 +88,7 @@ def the_last_slot_has_no_place(patch: Patch) -> Callable[[], None]:
 
 
 def results_are_put_back_in_the_wrong_order(patch: Patch) -> Callable[[], None]:
-    def place(x: Tensor, order: Order | None, *, empty: float = 0.0) -> Tensor:
+    def place(x: Tensor, order: Ordering | None, *, empty: float = 0.0) -> Tensor:
         if order is None or len(order.slots) < x.shape[1]:
             return x
         return x[:, : len(order.places)]
@@ -100,7 +100,7 @@ def results_are_put_back_in_the_wrong_order(patch: Patch) -> Callable[[], None]:
 def gradients_of_picked_keys_are_lost(patch: Patch) -> Callable[[], None]:
     right = execute.add
 
-    def add(x: Tensor, order: Order | None, new: Tensor) -> None:
+    def add(x: Tensor, order: Ordering | None, new: Tensor) -> None:
         if order is None or not len(order.absent):
             right(x, order, new)
 

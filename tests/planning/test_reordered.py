@@ -28,12 +28,12 @@ from eyeline.patterns import (
     sliding_window,
 )  # fmt: skip
 from eyeline.planning import Plan, Reordered, Run, pairs, plan
-from eyeline.planning.orders import Order
 from eyeline.planning.peeling import both, common, negated, peel, replaced
 from eyeline.planning.planner import planned
 from eyeline.testing.kernel import largest_tensor
 from eyeline.testing.pattern import coverage
 from eyeline.tokens import Tokens
+from eyeline.tokens.ordering import Ordering
 
 own_order = st.one_of(
     st.builds(Strided, st.integers(1, 20)),
@@ -186,7 +186,7 @@ def test_rules_are_simplified() -> None:
 
 
 def test_orders_and_back() -> None:
-    order = Order.of(torch.tensor([4, -1, 0, 2, -1]), 6)
+    order = Ordering.of(torch.tensor([[4, -1, 0, 2, -1]]), 6)
     x = torch.arange(12.0).view(2, 6)
     picked = pick(x, order, empty=-1.0)
     assert picked.tolist() == [[4, -1, 0, 2, -1], [10, -1, 6, 8, -1]]
@@ -195,7 +195,7 @@ def test_orders_and_back() -> None:
     ]  # fmt: skip
     total = torch.zeros(2, 6)
     add(total, order, picked)
-    add(total, Order.of(torch.tensor([1, 3]), 6), torch.ones(2, 2))
+    add(total, Ordering.of(torch.tensor([[1, 3]]), 6), torch.ones(2, 2))
     assert total.tolist() == [[0, 1, 2, 1, 4, 0], [6, 1, 8, 1, 10, 0]]
 
 

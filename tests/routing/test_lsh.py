@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from eyeline import Full, Tokens
 from eyeline.errors import InvalidArgument
 from eyeline.mechanisms.routed.buckets import Hashing, factors, factors_about, hashed, rotations
-from eyeline.mechanisms.routed.line import in_line
 from eyeline.tokens import NOBODY
+from eyeline.tokens.groups import by_document
 from routed_oracle import meetings
 
 B, H, A, E = 2, 3, 2, 5
@@ -192,12 +192,12 @@ def test_hashing_grows_like_n_to_the_one_and_a_half() -> None:
 
 
 def test_line() -> None:
-    line = in_line(Tokens.listed([7, -1, 3, 2, 9, -1], [5, 0, 5, 8, 8, 0]))
-    assert line.slots.tolist()[0][:4] == [2, 0, 3, 4]
-    assert line.document.tolist() == [[0, 0, 1, 1, 2, 2]] and line.sizes.tolist() == [[2, 2]]
-    assert line.places(3).tolist() == [[0, 1, -1, 2, 3, -1]]
+    line = by_document(Tokens.listed([7, -1, 3, 2, 9, -1], [5, 0, 5, 8, 8, 0]))
+    assert line.slots.tolist() == [2, 0, 3, 4]
+    assert line.number.tolist() == [[0, 0, 1, 1]] and line.sizes.tolist() == [[2, 2]]
+    assert line.chunked(3).tolist() == [[0, 1, -1, 2, 3, -1]]
     assert line.by_slot(torch.tensor([[10, 20]])).tolist()[0][:1] == [10]
-    assert line.longest == 2 and in_line(Tokens.arange(0, 0)).longest == 0
+    assert line.longest == 2 and by_document(Tokens.arange(0, 0)).longest == 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from eyeline import Tokens
 from eyeline.mechanisms.routed.membership import membership
-from eyeline.mechanisms.routed.standing import standing
 from eyeline.tokens import NOBODY, default_tokens
+from eyeline.tokens.groups import by_document
 
 B, H, L, S, E, C = 2, 3, 23, 29, 5, 4
 
@@ -125,9 +125,9 @@ def test_similarities_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_stands() -> None:
     tokens = Tokens.listed([4, -1, 2, 9, 0, 7], [1, -1, 0, 1, 1, 0])
-    found = standing(tokens, torch.device("cpu"))
+    found = by_document(tokens)
     assert found.slots.tolist() == [2, 5, 4, 0, 3]
-    assert [tuple(each) for each in found.documents] == [(0, 0, 2), (1, 2, 5)]
+    assert [tuple(each) for each in found.stretches] == [(0, 0, 2), (1, 2, 5)]
     assert found.shares(4) == [2, 3] and found.shares(1) == [1, 1] and found.shares(99) == [2, 3]
-    nobody = standing(Tokens.listed([-1, -1]), torch.device("cpu"))
-    assert nobody.size == 0 and nobody.shares(3) == []
+    nobody = by_document(Tokens.listed([-1, -1]))
+    assert len(nobody.slots) == 0 and nobody.shares(3) == []

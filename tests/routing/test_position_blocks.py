@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from eyeline import Tokens
 from eyeline.errors import InvalidArgument
-from eyeline.mechanisms.routed.position_blocks import position_blocks
+from eyeline.tokens import groups
 from sinkhorn_oracle import blocks_of
 
 
@@ -27,9 +27,9 @@ def test_any_tokens(data: st.DataObject) -> None:
     ]  # fmt: skip
     both = [torch.tensor([[one[i] for one in row] for row in listed]) for i in (1, 0)]
     tokens = Tokens(*(x.view(rows, length).long() for x in both))
-    found = position_blocks(tokens, size)
+    found = groups.blocks_of(tokens, size)
     x = torch.randn(rows, 2, length, 3)
-    taken, back = found.take(x), found.back(found.take(x))
+    taken, back = found.take(x), found.put_back(found.take(x))
     for row, people_of_row in enumerate(listed):
         members = blocks_of([p for _, p in people_of_row], [d for d, _ in people_of_row], size)
         named = list(zip(found.documents[row].tolist(), found.numbers[row].tolist(), strict=True))
@@ -46,14 +46,14 @@ def test_any_tokens(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("length", [1, 6, 7, 12])
 def test_a_sequence_as_it_stands_is_not_gathered(length: int) -> None:
-    found = position_blocks(Tokens.arange(0, length), 6)
-    assert found.straight and found.count == -(-length // 6)
+    found = groups.blocks_of(Tokens.arange(0, length), 6)
+    assert found.ordering.straight and found.count == -(-length // 6)
     x = torch.randn(2, 3, length, 5)
-    assert torch.equal(found.back(found.take(x)), x)
-    assert not position_blocks(Tokens.arange(1, length + 1), 6).straight
+    assert torch.equal(found.put_back(found.take(x)), x)
+    assert not groups.blocks_of(Tokens.arange(1, length + 1), 6).ordering.straight
 
 
 def test_two_at_one_position() -> None:
-    assert position_blocks(Tokens.listed([3, 3], [0, 1]), 2).count == 2
+    assert groups.blocks_of(Tokens.listed([3, 3], [0, 1]), 2).count == 2
     with pytest.raises(InvalidArgument, match="two tokens of a document stand at one position"):
-        position_blocks(Tokens.listed([3, 4, 3]), 2)
+        groups.blocks_of(Tokens.listed([3, 4, 3]), 2)

@@ -22,8 +22,8 @@ from eyeline.kernels.request import Request
 from eyeline.kernels.tiles import Sheet, sheets
 from eyeline.patterns import Full
 from eyeline.planning import Plan, Reordered
-from eyeline.planning.orders import Order
 from eyeline.tokens import Tokens
+from eyeline.tokens.ordering import Ordering
 
 # The blocks of pairs of a request, one after the other, with the slots that stand in them.
 #
@@ -122,9 +122,9 @@ def _of_plan(sheet: Sheet, plan: Plan, inputs: Inputs, slots: Slots) -> Iterator
                 yield Spot(sheet, inputs, piece, q, k)
 
 
-def _at(slots: Tensor, order: Order | None) -> Tensor:
+def _at(slots: Tensor, order: Ordering | None) -> Tensor:
     """The slot at each place of an order; its pads read some slot, where no pair looks."""
-    return slots if order is None else slots[:, order.slots.clamp(min=0).to(slots.device)]
+    return slots if order is None else slots[:, order.slots[0].clamp(min=0).to(slots.device)]
 
 
 def sparse_attention_weights(

@@ -20,7 +20,7 @@ from eyeline.kernels.merge import shares_of_two
 from eyeline.kernels.pieces import Footprint, Piece, add, pick, pieces, take_in
 from eyeline.kernels.scoring import Scoring
 from eyeline.planning import Block, Plan, Reordered
-from eyeline.planning.orders import Order
+from eyeline.tokens.ordering import Ordering
 
 # Working memory of one piece, in bytes.
 _BUDGET = 4 << 20
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
         scoring = None if self.scoring is None else self.scoring.of_heads(heads)
         return Inputs(self.query[heads], self.key[key_heads], self.value[key_heads], scoring)
 
-    def in_order(self, q_order: Order | None, k_order: Order | None) -> Inputs:
+    def in_order(self, q_order: Ordering | None, k_order: Ordering | None) -> Inputs:
         """Queries and keys in other orders."""
         scoring = None if self.scoring is None else self.scoring.in_order(q_order, k_order)
         key, value = (pick(x, k_order) for x in (self.key, self.value))

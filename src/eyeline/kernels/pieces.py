@@ -17,30 +17,30 @@ from torch import Tensor
 
 from eyeline.kernels.merge import Results, merge_into
 from eyeline.planning import Block, Gathered, Plan, Slab
-from eyeline.planning.orders import Order
+from eyeline.tokens.ordering import Ordering
 
 # Tensors in another order of their slots, and back: what reordered parts of a plan need.
 
 
-def pick(x: Tensor, order: Order | None, *, empty: float = 0.0) -> Tensor:
+def pick(x: Tensor, order: Ordering | None, *, empty: float = 0.0) -> Tensor:
     """(H, L, …) to (H, N, …): what stands at each place of the order; ``empty`` where nobody is.
 
     Nobody's places hold a number since they may be read under a mask, where NaN would do harm.
     """
     if order is None:
         return x
-    picked = _taken(x, order.slots.clamp(min=0))
-    if len(order.pads):
+    picked = _taken(x, order.slots[0].clamp(min=0))
+    if not order.whole:
         picked[:, order.pads.to(x.device)] = empty
     return picked
 
 
-def place(x: Tensor, order: Order | None, *, empty: float = 0.0) -> Tensor:
+def place(x: Tensor, order: Ordering | None, *, empty: float = 0.0) -> Tensor:
     """(H, N, …) to (H, L, …), the inverse of ``pick``; ``empty`` in slots that have no place."""
     if order is None:
         return x
-    placed = _taken(x, order.places.clamp(min=0))
-    if len(order.absent):
+    placed = _taken(x, order.places[0].clamp(min=0))
+    if not order.complete:
         placed[:, order.absent.to(x.device)] = empty
     return placed
 
@@ -54,22 +54,22 @@ def _taken(x: Tensor, index: Tensor) -> Tensor:
     return taken
 
 
-def add(x: Tensor, order: Order | None, new: Tensor) -> None:
+def add(x: Tensor, order: Ordering | None, new: Tensor) -> None:
     """Add what stands at the places, (H, N, …), to their slots in x, (H, L, …)."""
     if order is not None and _is_selection(order):
-        x.index_add_(1, order.slots.to(x.device), new.to(x.dtype))
+        x.index_add_(1, order.slots[0].to(x.device), new.to(x.dtype))
     else:
         x.add_(place(new, order))
 
 
-def take_in(order: Order | None, known: Results, new: Results, *, first: bool) -> None:
+def take_in(order: Ordering | None, known: Results, new: Results, *, first: bool) -> None:
     """Merge results at the places of an order into known ones, which are changed.
 
     first: whether nothing is known yet.
     """
     (out, lse), (new_out, new_lse) = known, new
     if order is not None and _is_selection(order) and not first:
-        rows = order.slots.to(out.device)
+        rows = order.slots[0].to(out.device)
         merged = out[:, rows], lse[:, rows]
         merge_into(merged, new)
         out[:, rows], lse[:, rows] = merged
@@ -82,9 +82,9 @@ def take_in(order: Order | None, known: Results, new: Results, *, first: bool) -
             merge_into(known, placed)
 
 
-def _is_selection(order: Order) -> bool:
+def _is_selection(order: Ordering) -> bool:
     """Whether the order only leaves slots out, so that touching all of them would be a waste."""
-    return len(order.absent) > 0 and not len(order.pads)
+    return order.whole and not order.complete
 
 
 # A mask is evaluated on int64 positions, then kept as bools and as floats.

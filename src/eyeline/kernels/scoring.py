@@ -13,11 +13,11 @@ from eyeline.checks import wide_dtype, widened
 from eyeline.kernels.pieces import Piece, pick
 from eyeline.kernels.product import Pairing, Steps
 from eyeline.kernels.request import Request
-from eyeline.planning.orders import Order
 from eyeline.scores import Bias, Block, Marks
 from eyeline.scores import Step as Step
 from eyeline.scores.columns import ColumnsOf, tabulate
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.ordering import Ordering
 
 # A table may have this many entries for each slot of the queries and keys, and so many besides.
 _ENTRIES, _FREE = 8, 1 << 16
@@ -111,7 +111,7 @@ class Scoring:
         steps = tuple((s, None if t is None else t.of_heads(heads)) for s, t in self.steps)
         return replace(self, steps=steps, heads=self.heads + heads.start)
 
-    def in_order(self, q_order: Order | None, k_order: Order | None) -> Scoring:
+    def in_order(self, q_order: Ordering | None, k_order: Ordering | None) -> Scoring:
         """For queries and keys in other orders."""
         return replace(self, q=_reordered(self.q, q_order), k=_reordered(self.k, k_order))
 
@@ -150,7 +150,7 @@ def _marks(tokens: Tokens) -> Marks:
     return Marks(position[None], slots[None])
 
 
-def _reordered(marks: Marks, order: Order | None) -> Marks:
+def _reordered(marks: Marks, order: Ordering | None) -> Marks:
     if order is None:
         return marks
     position, slot = (pick(x, order) for x in marks)

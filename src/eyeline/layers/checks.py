@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from eyeline.caches import Cache
 from eyeline.checks import check_sizes, equal
-from eyeline.errors import InvalidArgument
+from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.mechanisms import Mechanism
 from eyeline.patterns import Pattern
-from eyeline.tokens import Tokens
+from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.ordering import Ordering, sorted_by
 
 
 def head_width(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
@@ -172,3 +173,24 @@ def check_mechanism(
             f"{what} beside mechanism={name}(…), which would not see it: give it to the mechanism, "
             "for example Exact(pattern, score_mod=…, dropout=…)"
         )
+
+
+def order_of(name: str, x: Tensor, tokens: Tokens | None) -> Ordering:
+    """The order of positions of the tokens of x (B, L, …); the slots' own if there are none.
+
+    Raises InvalidArgument for tokens that are not those of x, NotSupported for documents.
+    """
+    if tokens is None:
+        return Ordering.as_it_is(x.shape[1], x.device)
+    check_tokens("q_tokens", tokens, *x.shape[:2])
+    if tokens.documents is not None:
+        raise NotSupported(f"{name} would carry one document to the next: give each a row")
+    if torch.compiler.is_compiling():
+        raise NotSupported(f"{name} looks up where tokens stand, which a graph does not know")
+    return sorted_by(tokens, "positions", device=x.device)
+
+
+def padding(tokens: Tokens, device: torch.device) -> Tensor:
+    """bool (L,) or (B, L) as (1, L) or (B, L): which slots are padding. A graph knows it too."""
+    missing: Tensor = torch.atleast_2d(tokens.positions == NOBODY)
+    return missing.to(device)

@@ -3,73 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Literal, NamedTuple, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from eyeline.checks import check_sizes
 from eyeline.errors import InvalidArgument, NotSupported
-from eyeline.layers.checks import check_input, check_tokens
-from eyeline.layers.ordering import order_of
+from eyeline.layers.checks import check_input, check_tokens, order_of
 from eyeline.patterns import Dilated
 from eyeline.planning import max_path_length, pairs
 from eyeline.planning.cost import Asked, Countable, Work, numbers_in
-from eyeline.tokens import LARGEST, NOBODY, Tokens
-
-# Which slot holds the neighbour at a given distance: what a convolution over positions reads.
-
-
-class Taps(NamedTuple):
-    """slots[t]: int64 (R, L), the neighbours of each slot at the t-th distance, all for R rows.
-
-    there[t]: bool (R, L), whether there is one. real: bool (R, L), who is there. No slots where
-    neighbours by position lie as neighbours in the tensor.
-    """
-
-    slots: tuple[Tensor, ...]
-    there: tuple[Tensor, ...]
-    real: Tensor
-
-
-@lru_cache(maxsize=16)
-def taps(tokens: Tokens, offsets: tuple[int, ...], device: torch.device) -> Taps:
-    """For each offset the neighbour at position + offset, of the same document.
-
-    Raises NotSupported inside a graph, which does not know where tokens stand.
-    """
-    if torch.compiler.is_compiling():
-        raise NotSupported("a convolution looks up where tokens stand, which a graph does not know")
-    with torch.inference_mode(False):
-        positions = torch.atleast_2d(tokens.host.positions)
-        real = positions != NOBODY
-        if tokens.documents is None and _together(positions, real):
-            return Taps((), (), real.to(device))
-        found = [_neighbours(tokens.host, positions, real, offset) for offset in offsets]
-        slots = tuple(slots.to(device) for slots, _ in found)
-        return Taps(slots, tuple(there.to(device) for _, there in found), real.to(device))
-
-
-def _together(positions: Tensor, real: Tensor) -> bool:
-    """Whether those who are there stand side by side, each one further than the last."""
-    both = real[:, 1:] & real[:, :-1]
-    starts = real[:, :1].sum(1) + (real[:, 1:] & ~real[:, :-1]).sum(1)
-    return bool((positions.diff(dim=1)[both] == 1).all()) and bool((starts <= 1).all())
-
-
-def _neighbours(
-    tokens: Tokens, positions: Tensor, real: Tensor, offset: int
-) -> tuple[Tensor, Tensor]:
-    ordered, order = positions.masked_fill(~real, LARGEST).sort(stable=True, dim=1)
-    place = torch.searchsorted(ordered, positions + offset).clamp(max=positions.shape[1] - 1)
-    there = real & (ordered.gather(1, place) == positions + offset)
-    slots = order.gather(1, place)
-    if tokens.documents is not None:
-        documents = torch.atleast_2d(tokens.documents)
-        there &= documents.gather(1, slots) == documents
-    return slots, there
-
+from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.ordering import neighbours, real_slots, remembered
 
 # A convolution along the sequence with the call of an attention layer.
 
@@ -110,11 +56,14 @@ class Convolution(nn.Module, Countable):
         if q_tokens is None:
             return self._along(x)
         check_tokens("q_tokens", q_tokens, *x.shape[:2])
-        found = taps(q_tokens, self.offsets, x.device)
-        nobody = ~found.real[..., None]
-        x = x.masked_fill(nobody, 0.0)
-        out = self._picked(x, found) if found.slots else self._along(x)
-        return out.masked_fill(nobody, 0.0)
+        if torch.compiler.is_compiling():
+            raise NotSupported(
+                "a convolution looks up where tokens stand, which a graph does not know"
+            )
+        real = real_slots(q_tokens, x.device)
+        x = x if real is None else x.masked_fill(~real[..., None], 0.0)
+        out = self._along(x) if _side_by_side(q_tokens) else self._picked(x, q_tokens)
+        return out if real is None else out.masked_fill(~real[..., None], 0.0)
 
     def work(self, asked: Asked) -> Work:
         """width² for each pair of a token and a neighbour; kernel · width² a token are computed,
@@ -142,18 +91,26 @@ class Convolution(nn.Module, Countable):
         out: Tensor = self.conv(nn.functional.pad(x.mT, ends)).mT
         return out
 
-    def _picked(self, x: Tensor, found: Taps) -> Tensor:
+    def _picked(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Tap by tap, wherever neighbours lie."""
         out = torch.zeros_like(x)
-        for weight, slots, there in zip(
-            self.conv.weight.unbind(2), found.slots, found.there, strict=True
-        ):
-            index = slots[..., None].expand(x.shape)
-            out = out + x.gather(1, index).masked_fill(~there[..., None], 0.0) @ weight.mT
+        for weight, offset in zip(self.conv.weight.unbind(2), self.offsets, strict=True):
+            out = out + neighbours(tokens, offset, x.device).take(x, 1) @ weight.mT
         return out if self.conv.bias is None else out + self.conv.bias
 
     def extra_repr(self) -> str:
         return f"causal={self.causal}"
+
+
+@remembered
+def _side_by_side(tokens: Tokens) -> bool:
+    """Whether neighbours by position lie as neighbours in the tensor, in one document."""
+    positions = torch.atleast_2d(tokens.host.positions)
+    real = positions != NOBODY
+    both = real[:, 1:] & real[:, :-1]
+    starts = real[:, :1].sum(1) + (real[:, 1:] & ~real[:, :-1]).sum(1)
+    together = bool((positions.diff(dim=1)[both] == 1).all()) and bool((starts <= 1).all())
+    return tokens.documents is None and together
 
 
 # A recurrent layer with the call of an attention layer: what attention is compared with.
@@ -193,8 +150,9 @@ class Recurrent(nn.Module, Countable):
         order = order_of("a recurrent layer", x, q_tokens)
         if not x.numel():
             return x
-        out: Tensor = self.cell(order.take(x))[0]
-        return order.back(out)
+        inputs = order.take(x, 1)
+        out: Tensor = self.cell(inputs)[0] if inputs.shape[1] else inputs
+        return order.put_back(out, 1)
 
     def work(self, asked: Asked) -> Work:
         """2 · width² for each gate of each token in each layer, in L · layers steps; see

@@ -272,7 +272,7 @@ class ExtraTokens(Mechanism):
         asking = default_tokens(self.count, self.count)[0]
         extra = looked(
             self.exact, Full(), (q_more, k, v), (k_more, v_more),
-            tokens=(asking, _unnamed(tokens)), score_mods=(),
+            tokens=(asking, tokens.bare), score_mods=(),
         )  # fmt: skip
         return torch.cat((extra, without_nobody(own, tokens)), 2)
 
@@ -350,12 +350,6 @@ def _without(tokens: Tokens, count: int) -> Tokens:
             f"{extra.tolist()}"
         )
     return tokens.mapped(lambda column: column[..., count:])
-
-
-@lru_cache(maxsize=16)
-def _unnamed(tokens: Tokens) -> Tokens:
-    """Positions alone."""
-    return tokens if tokens.segments is None else Tokens(tokens.positions)
 
 
 @remember(maxsize=16)

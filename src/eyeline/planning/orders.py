@@ -1,9 +1,8 @@
-"""Slots in another order: which slot stands where, and where each slot went."""
+"""Queries and keys in the orders in which an atom's pairs lie densely."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from eyeline.patterns import View
 from eyeline.planning.peeling import Peeled, Rule
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.ordering import Ordering
 
 # Groups smaller than a tile get smaller tiles, down to this edge.
 _SMALLEST_TILE = 8
@@ -18,41 +18,12 @@ _SMALLEST_TILE = 8
 _MOST_PADS = 4
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Order:
-    """slots: int64 (N,), the slot at each place, -1 where there is none.
-
-    places: int64 (L,), the place of each slot, -1 where it has none.
-    pads: the places without a slot. absent: the slots without a place.
-    """
-
-    slots: Tensor
-    places: Tensor
-    pads: Tensor
-    absent: Tensor
-
-    @staticmethod
-    def of(slots: Tensor, length: int) -> Order:
-        """From the slots at each place, of a sequence of ``length`` slots."""
-        places = torch.full((length,), NOBODY, dtype=torch.int64, device=slots.device)
-        real = (slots >= 0).nonzero()[:, 0]
-        places[slots[real]] = real
-        pads, absent = ((x < 0).nonzero()[:, 0] for x in (slots, places))
-        return Order(slots, places, pads, absent)
-
-    def tokens(self, tokens: Tokens) -> Tokens:
-        """The same tokens at their new places."""
-        real, slots = self.slots >= 0, self.slots.clamp(min=0)
-        return tokens.mapped(lambda column: torch.where(real, column[slots], NOBODY))
-
-
 class Arranged(NamedTuple):
     """A rule, for queries and keys as a view has them; an order of None is the one they have."""
 
     rule: Rule
-    q_order: Order | None
-    k_order: Order | None
+    q_order: Ordering | None
+    k_order: Ordering | None
     q_tokens: Tokens
     k_tokens: Tokens
     tile: int
@@ -82,10 +53,10 @@ def _arranged(view: View, rule: Rule, q: Tokens, k: Tokens, tile: int) -> Arrang
     return Arranged(rule, q_order, k_order, q, k, tile, view.modulus)
 
 
-def _ordered(slots: Tensor | None, tokens: Tokens) -> tuple[Order | None, Tokens]:
+def _ordered(slots: Tensor | None, tokens: Tokens) -> tuple[Ordering | None, Tokens]:
     if slots is None:
         return None, tokens
-    order = Order.of(slots, tokens.length)
+    order = Ordering.of(slots[None], tokens.length)
     return order, order.tokens(tokens)
 
 

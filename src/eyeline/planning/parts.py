@@ -8,8 +8,8 @@ from typing import final
 from torch import Tensor
 
 from eyeline.patterns import Pattern
-from eyeline.planning.orders import Order
 from eyeline.tokens import Tokens
+from eyeline.tokens.ordering import Ordering
 
 # The parts of a plan: shapes of work that a kernel can do in one call, as plain numbers.
 #
@@ -72,8 +72,8 @@ class Reordered:
     q_order, k_order: None for all slots as they stand. The plan's own slots are the places there.
     """
 
-    q_order: Order | None
-    k_order: Order | None
+    q_order: Ordering | None
+    k_order: Ordering | None
     plan: Plan
 
 
@@ -159,7 +159,7 @@ def _cost(part: Part) -> int:
     if not isinstance(part, Reordered):
         return area_of(part) + _CALL
     orders = (part.q_order, part.k_order)
-    return part.plan.cost + _PLACE * sum(len(each.slots) for each in orders if each is not None)
+    return part.plan.cost + _PLACE * sum(each.slots.shape[1] for each in orders if each is not None)
 
 
 def area_of(part: Part) -> int:

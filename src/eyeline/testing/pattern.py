@@ -111,10 +111,10 @@ def _covered_in_order(made: Plan, part: Reordered) -> Tensor:
     for axis, order in ((0, part.q_order), (1, part.k_order)):
         if order is None:
             continue
-        pads = inner.index_select(axis, (order.slots < 0).nonzero()[:, 0])
+        pads = inner.index_select(axis, (order.slots[0] < 0).nonzero()[:, 0])
         assert not pads.any(), f"{part} computes places that hold no slot"
-        found = inner.index_select(axis, order.places.clamp(min=0))
-        absent = (order.places < 0).unsqueeze(1 - axis)
+        found = inner.index_select(axis, order.places[0].clamp(min=0))
+        absent = (order.places[0] < 0).unsqueeze(1 - axis)
         inner = found.masked_fill(absent, 0)
     assert inner.shape == (made.q_tokens.length, made.k_tokens.length)
     return inner

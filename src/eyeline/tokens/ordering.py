@@ -71,6 +71,12 @@ class Ordering:
         return Ordering._made(slots, places)
 
     @staticmethod
+    def as_it_is(length: int, device: torch.device = CPU) -> Ordering:
+        """Every slot at its own place: a graph knows it too."""
+        slots = torch.arange(length, device=device)[None]
+        return Ordering(slots, slots, True, True, True)
+
+    @staticmethod
     def _made(slots: Tensor, places: Tensor) -> Ordering:
         straight = bool((places == torch.arange(places.shape[1])).all())
         straight = straight and slots.shape[1] >= places.shape[1]
@@ -100,7 +106,8 @@ class Ordering:
         # A graph that asks whether any are missing would hold for such lengths only.
         if not torch.compiler.is_compiling() and not missing:
             return x
-        return torch.nn.functional.pad(x, (*[0, 0] * (x.dim() - 1 - axis), 0, missing))
+        padded: Tensor = torch.nn.functional.pad(x, (*[0, 0] * (x.dim() - 1 - axis), 0, missing))
+        return padded
 
     def put_back(self, x: Tensor, axis: int) -> Tensor:
         """x (B, …, n, …) from the order to the slots, (B, …, L, …); 0 where a slot has no place."""
@@ -109,7 +116,8 @@ class Ordering:
             return x if x.shape[axis] == length else x.narrow(axis, 0, length)
         if not x.shape[axis]:
             shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
-            return x.sum(axis, keepdim=True).expand(shape)
+            nothing: Tensor = x.sum(axis, keepdim=True).expand(shape)
+            return nothing
         return _picked(x, self.places, axis, whole=self.complete)
 
     def tokens(self, tokens: Tokens) -> Tokens:

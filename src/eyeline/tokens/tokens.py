@@ -200,6 +200,16 @@ class Tokens:
         return self.positions.shape[0] if self.positions.dim() == 2 else None
 
     @property
+    def bare(self) -> Tokens:
+        """Positions alone, for a rule that compares no more: the same object at each call."""
+        named = self.documents, self.segments, self.encoding_positions
+        return self if all(x is None for x in named) else self._bare
+
+    @cached_property
+    def _bare(self) -> Tokens:
+        return Tokens(self.positions)
+
+    @property
     def encoded(self) -> Tensor:
         """The positions that added and rotary encodings use."""
         return self.encoding_positions if self.encoding_positions is not None else self.positions

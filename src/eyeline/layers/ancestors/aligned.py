@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from eyeline.checks import check_sizes, probability
 from eyeline.errors import NotSupported
 from eyeline.exact import attention
-from eyeline.layers.checks import check_input, check_tokens
-from eyeline.layers.ordering import nobody
+from eyeline.layers.checks import check_input, check_tokens, padding
 from eyeline.patterns import Full
 from eyeline.planning.cost import Asked, Countable, Work, numbers_in
 from eyeline.scores import OffsetBias
@@ -61,7 +60,7 @@ class StructuredAttention(nn.Module, Countable):
             weight = self._scores(x).softmax(-1)
         else:
             check_tokens("q_tokens", q_tokens, *x.shape[:2])
-            unseen = nobody(q_tokens, x.device)
+            unseen = padding(q_tokens, x.device)
             x = x.masked_fill(unseen[..., None], 0.0)
             score = self._scores(x).masked_fill(unseen[:, None], -math.inf)
             weight = score.softmax(-1).masked_fill(unseen[:, None], 0.0)  # NaN where all are
@@ -175,7 +174,7 @@ class Decomposable(nn.Module, Countable):
         if tokens is None:
             tokens = default_tokens(x.shape[1], x.shape[1])[0]
         check_tokens(f"{name}_tokens", tokens, *x.shape[:2])
-        x = x.masked_fill(nobody(tokens, x.device)[..., None], 0.0)
+        x = x.masked_fill(padding(tokens, x.device)[..., None], 0.0)
         if self.intra is None:
             return x, tokens
         key = self.intra(x)
@@ -184,7 +183,7 @@ class Decomposable(nn.Module, Countable):
 
     def _compared(self, own: Tensor, other: Tensor, tokens: Tokens) -> Tensor:
         compared: Tensor = self.compare(torch.cat((own, other), -1))
-        return compared.masked_fill(nobody(tokens, own.device)[..., None], 0.0).sum(1)
+        return compared.masked_fill(padding(tokens, own.device)[..., None], 0.0).sum(1)
 
 
 def _looked(

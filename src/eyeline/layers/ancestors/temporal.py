@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from eyeline.checks import check_sizes, wide_dtype
 from eyeline.errors import NotSupported
 from eyeline.exact import attention, attention_weights
-from eyeline.layers.checks import check_input, check_tokens
-from eyeline.layers.ordering import nobody, order_of
+from eyeline.layers.checks import check_input, check_tokens, order_of, padding
 from eyeline.patterns import Causal, Window
 from eyeline.planning.cost import Asked, Countable, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
@@ -64,7 +63,7 @@ class LSTMN(nn.Module, Countable):
         rows = self._run(x, q_tokens)[1]
         if not rows:
             return x.new_zeros(len(x), 0, 0)
-        return order.back(order.back(torch.stack(rows, 1)).mT).mT
+        return order.put_back(order.put_back(torch.stack(rows, 1), 1), 2)
 
     def work(self, asked: Asked) -> Work:
         """hidden + 2 width for each pair of a token and an earlier one, 2 · hidden · width for W_h
@@ -91,15 +90,16 @@ class LSTMN(nn.Module, Countable):
     def _run(self, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, list[Tensor]]:
         check_input("x", x, self.width, self.own.weight)
         order = order_of("an LSTMN", x, tokens)
-        if not x.shape[1]:
-            return x, []
-        inputs = order.take(x)
+        inputs = order.take(x, 1)
+        if not inputs.shape[1]:
+            return order.put_back(inputs, 1), []
         own = self.own(inputs)
         summed = last = torch.zeros_like(inputs[:, 0])
         hidden: list[Tensor] = []
         cells: list[Tensor] = []
         keys: list[Tensor] = []
         looked: list[Tensor] = []
+        count = inputs.shape[1]
         for step, token in enumerate(inputs.unbind(1)):
             if step:
                 shift = own[:, step] + self.before(summed)
@@ -107,14 +107,14 @@ class LSTMN(nn.Module, Countable):
                 summed, last = (
                     (weight[:, None] @ torch.stack(t, 1)).squeeze(1) for t in (hidden, cells)
                 )
-                looked.append(nn.functional.pad(weight, (0, x.shape[1] - step)))
+                looked.append(nn.functional.pad(weight, (0, count - step)))
             else:
-                looked.append(token.new_zeros(len(x), x.shape[1]))
+                looked.append(token.new_zeros(len(x), count))
             h, c = self._cell(summed, last, token)
             hidden.append(h)
             cells.append(c)
             keys.append(self.tape(h))
-        return order.back(torch.stack(hidden, 1)), looked
+        return order.put_back(torch.stack(hidden, 1), 1), looked
 
     def _weight(self, keys: Tensor, shift: Tensor) -> Tensor:
         """s (B, t) over the states kept so far."""
@@ -190,15 +190,14 @@ class IntraTemporal(nn.Module, Countable):
         memory = memory.masked_fill(unseen[..., None], 0.0)
         # Sums over many steps, and the logarithm of nothing, are too large for half types.
         wide = wide_dtype(query)
-        score = (order.take(query) @ self.project(memory).to(query.dtype).mT).to(wide)
-        there = order.there(query)
-        counted = score if there is None else score.masked_fill(~there[..., None], _NOTHING)
+        score = (order.take(query, 1) @ self.project(memory).to(query.dtype).mT).to(wide)
+        counted = score if order.whole else score.masked_fill(~order.real[..., None], _NOTHING)
         start = state.total if state is not None else torch.full_like(score[:, 0], _NOTHING)
         sums = torch.cat((start[:, None], counted), 1).logcumsumexp(1)
         before = sums[:, :-1]
         score = score - before.masked_fill(before < _NOTHING / 2, 0.0)
         weight = score.masked_fill(unseen[:, None], _NOTHING).softmax(-1)
-        weight = order.back(weight.masked_fill(unseen[:, None], 0.0)).to(memory.dtype)
+        weight = order.put_back(weight.masked_fill(unseen[:, None], 0.0), 1).to(memory.dtype)
         return Looked(weight @ memory, weight, TemporalState(sums[:, -1]))
 
     def work(self, asked: Asked) -> Work:
@@ -314,4 +313,4 @@ def _unseen(memory: Tensor, tokens: Tokens | None) -> Tensor:
     check_tokens("k_tokens", tokens, *memory.shape[:2])
     if tokens.documents is not None:
         raise NotSupported("intra-temporal attention would carry one document to the next")
-    return nobody(tokens, memory.device)
+    return padding(tokens, memory.device)

@@ -15,20 +15,13 @@ from eyeline.exact import attention, attention_with_lse
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.kernels.merge import merge
 from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
-from eyeline.mechanisms.fewer.places import (
-    Groups,
-    Places,
-    all_slots,
-    everybody,
-    grouped,
-    grouped_slots,
-    in_order,
-    without_documents,
-)
+from eyeline.mechanisms.fewer.linformer import check_keys
 from eyeline.mechanisms.routed.clusters import lloyd, means
 from eyeline.patterns import Causal, Chunks, Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
+from eyeline.tokens.groups import Blocks, blocks_of, blocks_of_slots
+from eyeline.tokens.ordering import Ordering, real_slots, sorted_by
 
 # One key for a group of neighbours: by a strided convolution, their mean, or their maximum.
 
@@ -53,7 +46,7 @@ class GroupConv(nn.Module):
         for parameter in (self.weight, self.bias):
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, groups: Groups, x: Tensor) -> Tensor:
+    def forward(self, groups: Blocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
         taken, weight = groups.take(x).flatten(3), self.weight.flatten(1, 2).to(x.dtype)
         return torch.einsum("bhgi,hio->bhgo", taken, weight) + self.bias[:, None].to(x.dtype)
@@ -63,13 +56,14 @@ class GroupConv(nn.Module):
 class GroupMean(nn.Module):
     """y_g = the mean of those of the group who are there; 0 where nobody is."""
 
-    def forward(self, groups: Groups, x: Tensor) -> Tensor:
+    def forward(self, groups: Blocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
         if groups.full:
             return groups.take(x).mean(3)
         # Sums of half types overflow where their mean does not.
         wide = wide_dtype(x)
-        total, count = groups.take(x).sum(3, dtype=wide), groups.real.sum(3).clamp(min=1)
+        total = groups.take(x).sum(3, dtype=wide)
+        count = groups.real[:, None, ..., None].sum(3).clamp(min=1)
         return (total / count).to(x.dtype)
 
 
@@ -77,13 +71,13 @@ class GroupMean(nn.Module):
 class GroupMax(nn.Module):
     """y_g = the largest number of those of the group who are there, for each feature; or 0."""
 
-    def forward(self, groups: Groups, x: Tensor) -> Tensor:
+    def forward(self, groups: Blocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
         taken = groups.take(x)
         if groups.full:
             return taken.amax(3)
-        largest = taken.masked_fill(~groups.real, -math.inf).amax(3)
-        return largest.masked_fill(~groups.real.any(3), 0.0)
+        largest = taken.masked_fill(~groups.real[:, None, ..., None], -math.inf).amax(3)
+        return largest.masked_fill(~groups.real[:, None, ..., None].any(3), 0.0)
 
 
 # k-means of keys: a few centres that stand for all of them, each with the mean of its values.
@@ -100,7 +94,7 @@ class Centroids(NamedTuple):
     size: Tensor
 
 
-def centroids(key: Tensor, value: Tensor, order: Places, factor: int, rounds: int) -> Centroids:
+def centroids(key: Tensor, value: Tensor, order: Ordering, factor: int, rounds: int) -> Centroids:
     """⌈n / factor⌉ clusters of a row's n keys (B, Hk, S, E), by Lloyd's algorithm.
 
     The first centres are keys evenly spaced in the order of positions. In each round every key
@@ -108,7 +102,7 @@ def centroids(key: Tensor, value: Tensor, order: Places, factor: int, rounds: in
     its keys. After the rounds keys choose once more. Which key chooses what has no gradient; means
     do. Nothing is drawn by chance. Sums of half types are float32.
     """
-    keys, values = order.take(key), order.take(value)
+    keys, values = order.take(key, 2), order.take(value, 2)
     real = order.real[:, None].expand(key.shape[0], key.shape[1], -1)
     with torch.no_grad():
         chosen = _chosen(keys.to(wide_dtype(key)), real, factor, rounds)
@@ -243,7 +237,7 @@ class Compressed(Mechanism):
         groups = self._groups(call, keys)
         k, v = self.key(groups, call.key), self.value(groups, call.value)
         if not self.local:
-            q_tokens, k_tokens = _said(self.pattern, queries, groups.tokens)
+            q_tokens, k_tokens = _said(self.pattern, queries.bare, groups.tokens)
             return attention(
                 call.query, k, v, self.pattern,
                 dropout_p=p, q_tokens=q_tokens, k_tokens=k_tokens,
@@ -254,7 +248,7 @@ class Compressed(Mechanism):
         )  # fmt: skip
         others = attention_with_lse(
             call.query, k, v, self._others,
-            dropout_p=p, q_tokens=queries, k_tokens=groups.tokens,
+            dropout_p=p, q_tokens=queries.bare, k_tokens=groups.tokens,
         )  # fmt: skip
         return merge(own, others)[0]
 
@@ -268,7 +262,7 @@ class Compressed(Mechanism):
             asked = replace(asked, heads=asked.kv_heads)
         call = asked.call
         queries, keys = default_tokens(call.length, call.key_length)
-        groups = grouped(keys, self.factor, torch.device("cpu")).tokens
+        groups = blocks_of(keys, self.factor).tokens
         count, widths = groups.length, call.head_dim**2 + call.value_dim**2
         parts = [of_pattern(self._others if self.local else self.pattern, call, queries, groups)]
         parts += [of_pattern(self._own, call, queries, keys)] if self.local else []
@@ -298,16 +292,16 @@ class Compressed(Mechanism):
 
     def _by_centroids(self, call: Call, p: float) -> Tensor:
         """The logarithm of a cluster's size is one more feature of its key; queries have a 1."""
-        order = all_slots(call.key.shape[2], call.key.device)
+        order = Ordering.as_it_is(call.key.shape[2], call.key.device)
         if call.tokens is not None:
-            without_documents("compressed", *call.tokens)
-            order = in_order(call.tokens[1], call.key.device)
+            check_keys("compressed", *call.tokens)
+            order = sorted_by(call.tokens[1], "positions", device=call.key.device)
         found = centroids(call.key, call.value, order, self.factor, self.rounds)
         most = -torch.finfo(torch.float16).max / 2  # finite, so that no gradient is NaN
         share = found.size.log().div(call.scale).clamp(min=most)[..., None]
         asking: tuple[Tokens | None, Tokens | None] = None, None
-        if call.tokens is not None and not everybody(call.tokens[0]):
-            asking = call.tokens[0], default_tokens(share.shape[2], share.shape[2])[0]
+        if call.tokens is not None and real_slots(call.tokens[0]) is not None:
+            asking = call.tokens[0].bare, default_tokens(share.shape[2], share.shape[2])[0]
         out = attention(
             torch.nn.functional.pad(call.query, (0, 1), value=1.0),
             torch.cat((found.key, share.to(found.key.dtype)), -1),
@@ -316,11 +310,11 @@ class Compressed(Mechanism):
         )  # fmt: skip
         return out[..., :-1]
 
-    def _groups(self, call: Call, keys: Tokens) -> Groups:
+    def _groups(self, call: Call, keys: Tokens) -> Blocks:
         if call.tokens is None:
-            return grouped_slots(keys.length, self.factor, call.key.device)
-        without_documents("compressed", *call.tokens)
-        return grouped(keys, self.factor, call.key.device)
+            return blocks_of_slots(keys.length, self.factor, call.key.device)
+        check_keys("compressed", *call.tokens)
+        return blocks_of(keys, self.factor, call.key.device)
 
     def _compressor(self) -> nn.Module:
         if self.by == "conv":
@@ -355,4 +349,4 @@ def _said(pattern: Pattern, q: Tokens, k: Tokens) -> tuple[Tokens | None, Tokens
     """The tokens; none where they make no difference, which more kernels serve."""
     if pattern.compares_positions or torch.compiler.is_compiling():
         return q, k
-    return (None, None) if everybody(q) and everybody(k) else (q, k)
+    return (None, None) if real_slots(q) is None and real_slots(k) is None else (q, k)

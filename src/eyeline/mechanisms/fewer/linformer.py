@@ -14,10 +14,10 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_weights
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.mechanisms.base import Heads, Mechanism, ProjectsLast, register
-from eyeline.mechanisms.fewer.places import at_positions, everybody, without_documents
 from eyeline.patterns import Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens, default_tokens
+from eyeline.tokens.ordering import Ordering, real_slots, remembered
 
 Sharing = Literal["none", "heads", "key_value"]
 """Which projections are one: each head has two of its own; all heads share two; or they share one
@@ -138,7 +138,7 @@ class Linformer(Mechanism, ProjectsLast):
         weight = self.value_weight if of_values and self.value_weight is not None else None
         weight = weight if weight is not None else self.key_weight
         if tokens is not None:
-            x = at_positions(tokens, self.length, x.device).take(x)
+            x = _at_positions(tokens, self.length, x.device).take(x, 2)
         elif x.shape[2] > self.length:
             raise InvalidArgument(
                 f"{x.shape[2]} keys, and this linformer has columns for {self.length}: make it "
@@ -168,7 +168,7 @@ class Linformer(Mechanism, ProjectsLast):
     ) -> tuple[Tensor, Tensor]:
         """E (X W + 1 bᵀ) = (E X) W + (E 1) bᵀ of what keys and values are made of."""
         if tokens is not None:
-            without_documents("linformer", tokens)
+            check_keys("linformer", tokens)
         keys = self.sums(inputs[0][:, None], tokens)
         same = inputs[1] is inputs[0] and self.sharing == "key_value"
         values = keys if same else self.sums(inputs[1][:, None], tokens, of_values=True)
@@ -207,14 +207,14 @@ class Linformer(Mechanism, ProjectsLast):
         self.check_heads(Heads.of(query, key))
         if call.tokens is None:
             return call, None
-        without_documents("linformer", *call.tokens)
+        check_keys("linformer", *call.tokens)
         return call, call.tokens[1]
 
     def _asking(self, tokens: Tokens | None) -> tuple[Tokens | None, Tokens | None]:
         """Tokens of queries and sums, where some queries are nobody's; sums stand nowhere."""
-        if tokens is None or everybody(tokens):
+        if tokens is None or real_slots(tokens) is None:
             return None, None
-        return tokens, default_tokens(self.k, self.k)[0]
+        return tokens.bare, default_tokens(self.k, self.k)[0]
 
     def extra_repr(self) -> str:
         return f"length={self.length}, k={self.k}, sharing={self.sharing!r}"
@@ -234,3 +234,27 @@ def _only_full(pattern: PatternLike) -> Full:
             "causal patterns there are compressed(…) and linear(…)"
         )
     return rule
+
+
+@remembered
+def _at_positions(tokens: Tokens, limit: int, device: torch.device) -> Ordering:
+    """Place p holds the token that stands at position p; there are 1 + the highest position."""
+    positions = torch.atleast_2d(tokens.host.positions)
+    length = int(positions.max()) + 1 if positions.numel() else 0
+    if length > limit:
+        raise InvalidArgument(
+            f"a key stands at position {length - 1}, and this was made for lengths up to {limit}: "
+            "make it with a larger length and train it"
+        )
+    return Ordering.placed(positions, length).to(device)
+
+
+def check_keys(name: str, *tokens: Tokens) -> None:
+    """Raise NotSupported for packed documents, which fewer keys would mix, and inside a graph."""
+    if torch.compiler.is_compiling():
+        raise NotSupported(
+            "fewer keys are made by looking up where tokens stand, which a graph does not know "
+            "before it runs: compile with fullgraph=False, and these layers run as they are"
+        )
+    if any(each.documents is not None for each in tokens):
+        raise NotSupported(f"{name} sums over keys of several documents: give one document a row")

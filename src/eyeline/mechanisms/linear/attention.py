@@ -19,12 +19,13 @@ from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.linear.chunks import Marks, dense_weights
 from eyeline.mechanisms.linear.features import Elu, Favor, FeatureMap, Relu
 from eyeline.mechanisms.linear.fold import folded
-from eyeline.mechanisms.linear.in_order import in_order, somebody
+from eyeline.mechanisms.linear.in_order import in_order
 from eyeline.mechanisms.linear.scan import CHUNK, Scan, causal_scan, scanned, stepped
 from eyeline.mechanisms.linear.sums import Sums, no_sums
 from eyeline.patterns import Causal, Full, Pattern
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens, default_tokens
+from eyeline.tokens.ordering import real_slots
 
 FeatureMapLike = FeatureMap | str
 _BY_WORD: dict[str, Callable[[], FeatureMap]] = {"elu": Elu, "relu": Relu}
@@ -132,13 +133,12 @@ def _run(call: Call, feature_map: FeatureMap) -> Tensor:
     q, k = known if known is not None else default_tokens(query.shape[2], key.shape[2])
     causal = isinstance(call.pattern, Causal)
     if not causal and k.documents is None:
-        there = somebody(k) if known is not None else None
-        there = None if there is None else there.to(query.device)
+        there = real_slots(k, query.device) if known is not None else None
         out = folded(query, key, value, feature_map, there)
     else:
         out = _scanned(query, key, value, feature_map, q, k, causal=causal)
-    asking = somebody(q) if known is not None else None
-    return out if asking is None else out.masked_fill(~asking[:, None, :, None].to(out.device), 0.0)
+    asking = real_slots(q, out.device) if known is not None else None
+    return out if asking is None else out.masked_fill(~asking[:, None, :, None], 0.0)
 
 
 def _scanned(
@@ -155,7 +155,7 @@ def _scanned(
     scan = Scan(feature_map, order.marks.to(query.device))
     if order.query is None or order.key is None or order.place is None:
         return causal_scan(query, key, value, scan)
-    if not query.shape[2] or not key.shape[2]:
+    if not order.query.shape[1] or not query.shape[2] or not key.shape[2]:
         nothing = query[..., :0].sum() + key[..., :0].sum() + value[..., :0].sum()
         return nothing.expand(*query.shape[:3], value.shape[3])
     query = _taken(query, order.query)

@@ -288,3 +288,52 @@ def in_words(
         "queries that look at somebody": f"{reached.queries:.1%}",
         "keys that are looked at": f"{reached.keys:.1%}",
     }
+
+
+# A route from a choice of blocks.
+
+
+def route_of_blocks(
+    choice: Tensor, key_blocks: PositionBlocks, *, query_blocks: PositionBlocks | None = None
+) -> Route:
+    """The route on which queries attend to whole blocks of keys: m_ij = 1 where the block of j is
+    among those chosen for i, else 0.
+
+    choice: int64 (B, H, L, k), for each query and query head the numbers of blocks of
+    ``key_blocks``, in any order, -1 for none; with ``query_blocks`` (B, H, N, k), for each of its N
+    blocks of queries. A number that is named twice counts once; a block's own may be among them.
+
+    What may attend to what within the blocks, say only earlier keys, the pattern says that
+    ``routed_attention`` is given with the route. Padding is on no route. Work and memory are those
+    of the pairs, L · k · size, and of the numbers of their keys: for queries alone as many, for
+    blocks of queries a block's size less.
+
+    Raises InvalidArgument for another dtype or shape, and for numbers of blocks that are not there.
+    """
+    count, size = key_blocks.count, key_blocks.size
+    if choice.dtype != torch.int64 or choice.dim() != 4:
+        raise InvalidArgument(
+            f"choice is {choice.dtype} {tuple(choice.shape)}: int64 (batch, heads, queries, k)"
+        )
+    if choice.numel() and not -1 <= int(choice.min()) <= int(choice.max()) < count:
+        least, most = int(choice.min()), int(choice.max())
+        raise InvalidArgument(f"choice from {least} to {most}: there are blocks 0 to {count - 1}")
+    if query_blocks is not None and query_blocks.count != choice.shape[2]:
+        raise InvalidArgument(
+            f"choice {tuple(choice.shape)} for {query_blocks.count} blocks of queries"
+        )
+    batch, heads, rows, _ = choice.shape
+    chosen = functional.pad(choice, (0, 1), value=NOBODY).sort(-1, descending=True).values
+    again = functional.pad(chosen[..., 1:] == chosen[..., :-1], (1, 0))
+    chosen = chosen.masked_fill(again | (chosen == NOBODY), count)[..., : max(choice.shape[3], 1)]
+    # One more block, which is all padding, for those that are not chosen.
+    slots = functional.pad(key_blocks.slots.to(choice.device), (0, 0, 0, 1), value=NOBODY)
+    row = torch.arange(batch, device=choice.device)[:, None, None, None]
+    keys = slots.expand(batch, -1, -1)[row, chosen].reshape(batch, heads, 1, -1)
+    if query_blocks is None:
+        queries, of_block = torch.arange(rows, device=choice.device), 1
+    else:
+        queries, of_block = query_blocks.slots.to(choice.device).flatten(1), query_blocks.size
+        queries = queries[:, None, None]
+    columns = chosen.shape[3] * size
+    return Route(queries.expand(batch, heads, 1, -1), keys, of_block, columns, columns)

@@ -16,8 +16,9 @@ from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import absorb, seeded
 from eyeline.kernels.route import Route
-from eyeline.mechanisms.routed.line import Line, in_line
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.groups import Documents, by_document
+from eyeline.tokens.ordering import remembered
 
 # Hashing by random rotations: vectors that point the same way fall into the same bucket.
 
@@ -193,46 +194,52 @@ class Hashing:
 
         ahead: whether anybody may look at a later token at all. Nobody meets himself.
         """
-        line = in_line(tokens)
+        line = by_document(tokens)
         if not line.longest:
             nobody = bucket[..., :0]
             return Route(nobody, nobody, 1, 1, 1)
         own = _own_factors(self, tokens)
         most = max(_most(own[0]) * _most(own[1]), 1)
-        group, slots = _sorted(bucket, line.to(bucket.device), most)
+        group, slots = _sorted(bucket, by_document(tokens, bucket.device), most)
         size = min(self.bucket_size, line.longest)
         if self.by == "chunks":
-            return _chunked(slots, queries, tokens, size)
+            return _chunked(slots, bucket.shape[3] - queries, tokens, size)
         if queries == bucket.shape[3]:
             return _banded(slots, group, size, ahead=ahead)
-        return _listed(slots, group, queries, size, ahead=ahead)
+        return _listed(slots, group, bucket.shape[3], queries, size, ahead=ahead)
 
 
-def _sorted(bucket: Tensor, line: Line, most: int) -> tuple[Tensor, Tensor]:
+def _sorted(bucket: Tensor, line: Documents, most: int) -> tuple[Tensor, Tensor]:
     """Slots in the order of document, bucket and position, and the group each is in.
 
-    bucket (B, H, A, S). group: a number for each document and bucket, (B, H, A, S) in that order.
+    bucket (B, H, A, S). group: a number for each document and bucket, (B, H, A, n) in that order;
+    rows with fewer real tokens than n end in slots -1.
     """
-    slots = line.slots[:, None, None].expand(bucket.shape)
-    group = bucket.gather(3, slots) + line.document[:, None, None] * most
+    count = line.number.shape[1]
+    slots = line.ordering.slots[:, None, None].expand(*bucket.shape[:3], count)
+    group = bucket.gather(3, slots.clamp(min=0)) + line.number[:, None, None] * most
     # One sort of all lanes is quicker than one of each.
     lanes = torch.arange(bucket.shape[:3].numel(), device=bucket.device).view(-1, 1)
-    end = (line.documents + 1) * most
+    end = (line.count + 1) * most
     order = (group.flatten(0, 2) + lanes * end).flatten().argsort(stable=True)
-    order = (order.view(len(lanes), bucket.shape[3]) - lanes * bucket.shape[3]).view(bucket.shape)
+    order = (order.view(len(lanes), count) - lanes * count).view(slots.shape)
     return group.gather(3, order), slots.gather(3, order)
 
 
-def _chunked(slots: Tensor, queries: int, tokens: Tokens, size: int) -> Route:
-    """Chunks look at their own tokens and at those of the chunk before; slots (B, H, A, S)."""
+def _chunked(slots: Tensor, before: int, tokens: Tokens, size: int) -> Route:
+    """Chunks attend to their own tokens and to those of the chunk before; slots (B, H, A, n).
+
+    before: how many keys come before the first query.
+    """
     places, document = _places(tokens, size, slots.device)
     keys = _at(slots, places)
     own = torch.arange(size, device=slots.device)
     band = torch.ones(size, 2 * size, dtype=torch.bool, device=slots.device)
     band[own, own + size] = False
     label = None if document is None else document[:, None, None].expand(keys.shape)
+    asking = (keys - before).clamp(min=NOBODY) if before else keys
     return Route(
-        _asking(keys, slots.shape[3], queries), _behind(keys, size), size, 2 * size, size,
+        asking, _behind(keys, size), size, 2 * size, size,
         label, None if label is None else _behind(label, size), band,
     )  # fmt: skip
 
@@ -254,19 +261,24 @@ def _banded(slots: Tensor, group: Tensor, size: int, *, ahead: bool) -> Route:
     return Route(queries, keys, size, columns, size, label, key_label, band)
 
 
-def _listed(slots: Tensor, group: Tensor, queries: int, size: int, *, ahead: bool) -> Route:
+def _listed(
+    slots: Tensor, group: Tensor, keys: int, queries: int, size: int, *, ahead: bool
+) -> Route:
     """``_banded`` for the last slots only, each with a list of its own."""
     length = slots.shape[3]
-    rank = torch.arange(length, device=slots.device).expand(slots.shape)
-    rank = torch.empty_like(slots).scatter_(3, slots, rank)[..., length - queries :]
+    ranks = torch.arange(length, device=slots.device).expand(slots.shape)
+    # Padding has no rank; what is written of it goes behind the last slot.
+    behind = torch.where(slots == NOBODY, keys, slots)
+    rank = slots.new_zeros(*slots.shape[:3], keys + 1).scatter_(3, behind, ranks)
+    rank = rank[..., keys - queries : keys]
     offset = torch.arange(-size, size + 1 if ahead else 0, device=slots.device)
     offset = offset[offset != 0]
     places = (rank.unsqueeze(4) + offset).flatten(3)
     inside = places.clamp(0, length - 1)
     same = group.gather(3, inside) == group.gather(3, rank).repeat_interleave(len(offset), 3)
-    keys = slots.gather(3, inside).masked_fill(~same | (places != inside), NOBODY)
+    met = slots.gather(3, inside).masked_fill(~same | (places != inside), NOBODY)
     asking = torch.arange(queries, device=slots.device).expand(*slots.shape[:3], queries)
-    return Route(asking, keys, 1, len(offset), len(offset))
+    return Route(asking, met, 1, len(offset), len(offset))
 
 
 def _at(slots: Tensor, places: Tensor) -> Tensor:
@@ -275,35 +287,28 @@ def _at(slots: Tensor, places: Tensor) -> Tensor:
     return slots.gather(3, ranks.clamp(min=0)).masked_fill_(ranks == NOBODY, NOBODY)
 
 
-def _asking(keys: Tensor, length: int, queries: int) -> Tensor:
-    """The slots of queries where those of the keys, of which they are the last, stand."""
-    return keys if queries == length else (keys - (length - queries)).clamp(min=NOBODY)
-
-
-@lru_cache(maxsize=16)
+@remembered
 def _places(tokens: Tokens, size: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Which rank stands at each place, and the document it is of, where there are several."""
-    with torch.inference_mode(False):
-        line = in_line(tokens)
-        places = line.places(size)
-        if line.documents < 2:
-            return places.to(device), None
-        document = line.document.gather(1, places.clamp(min=0))
-        return places.to(device), document.masked_fill(places == NOBODY, NOBODY).to(device)
+    line = by_document(tokens)
+    places = line.chunked(size)
+    if line.count < 2:
+        return places.to(device), None
+    document = line.number.gather(1, places.clamp(min=0))
+    return places.to(device), document.masked_fill(places == NOBODY, NOBODY).to(device)
 
 
-@lru_cache(maxsize=16)
+@remembered
 def _own_factors(hashing: Hashing, tokens: Tokens) -> Factors:
     """Those of each slot's document; numbers where all are alike."""
-    line = in_line(tokens)
-    with torch.inference_mode(False):
-        sizes, index = line.sizes.unique(return_inverse=True)
-        found = [hashing.factors(int(size)) for size in sizes if size]
-        if len(set(found)) < 2:
-            return found[0] if found else (1, 1)
-        table = sizes.new_tensor([hashing.factors(int(size)) for size in sizes])
-        one, two = (line.by_slot(table[index, n]) for n in (0, 1))
-        return one, two
+    line = by_document(tokens)
+    sizes, index = line.sizes.unique(return_inverse=True)
+    found = [hashing.factors(int(size)) for size in sizes if size]
+    if len(set(found)) < 2:
+        return found[0] if found else (1, 1)
+    table = sizes.new_tensor([hashing.factors(int(size)) for size in sizes])
+    one, two = (line.by_slot(table[index, n]) for n in (0, 1))
+    return one, two
 
 
 def _to(own: Factors, device: torch.device) -> Factors:

@@ -24,11 +24,11 @@ from eyeline.mechanisms.routed.attend import (
 )
 from eyeline.mechanisms.routed.best import among_greatest
 from eyeline.mechanisms.routed.clusters import at_once, centre_tokens, clustered, means
-from eyeline.mechanisms.routed.standing import Standing, standing
 from eyeline.patterns import Full, Pattern
 from eyeline.planning import pairs
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.groups import Documents, by_document
 
 # Queries of one cluster, block by block, and the keys that their centre looks at most.
 
@@ -45,19 +45,19 @@ def best_keys(
     found = torch.full((*centres.shape[:3], width), NOBODY, device=key.device)
     key = key.repeat_interleave(centres.shape[1] // key.shape[1], 1)
     for b in range(key.shape[0]):
-        own = standing(c_tokens.row(b), key.device)
-        for there, slots in _together(own, standing(k_tokens.row(b), key.device)):
+        own = by_document(c_tokens.row(b), key.device)
+        for there, slots in _together(own, by_document(k_tokens.row(b), key.device)):
             best = _best(centres[b][:, there], key[b][:, slots], min(topk, len(slots)))
             found[b, :, there, : best.shape[2]] = slots[best]
     return found
 
 
-def _together(centres: Standing, keys: Standing) -> list[tuple[Tensor, Tensor]]:
+def _together(centres: Documents, keys: Documents) -> list[tuple[Tensor, Tensor]]:
     """The slots of centres and keys of each document that has both."""
-    of_keys = {each.document: keys.slots[each.start : each.stop] for each in keys.documents}
+    of_keys = {each.document: keys.slots[each.start : each.stop] for each in keys.stretches}
     return [
         (centres.slots[each.start : each.stop], of_keys[each.document])
-        for each in centres.documents
+        for each in centres.stretches
         if each.document in of_keys
     ]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyeline.checks import widened
-from eyeline.mechanisms.routed.standing import standing
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.groups import by_document
 
 
 def unit(x: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ def clustered(x: Tensor, tokens: Tokens, clusters: int, rounds: int) -> Tensor:
     batch, heads = (1, x.shape[0] * x.shape[1]) if tokens.batch is None else x.shape[:2]
     x, rows = x.reshape(batch, heads, *x.shape[2:]), found.view(batch, heads, x.shape[2])
     for b in range(batch):
-        who, first = standing(tokens.row(b), x.device), 0
-        for each, share in zip(who.documents, who.shares(clusters), strict=True):
+        who, first = by_document(tokens.row(b), x.device), 0
+        for each, share in zip(who.stretches, who.shares(clusters), strict=True):
             slots = who.slots[each.start : each.stop]
             own = x[b][:, slots]
             rows[b].index_copy_(1, slots, lloyd(own, _evenly(own, share), rounds) + first)
@@ -101,10 +101,10 @@ def centre_tokens(tokens: Tokens, clusters: int) -> Tokens:
     batch = 1 if tokens.batch is None else tokens.batch
     rows = []
     for b in range(batch):
-        who = standing(tokens.row(b), torch.device("cpu"))
+        who = by_document(tokens.row(b))
         shares = who.shares(clusters)
         rows.append([
-            each.document for each, share in zip(who.documents, shares, strict=True)
+            each.document for each, share in zip(who.stretches, shares, strict=True)
             for _ in range(share)
         ])  # fmt: skip
     most = max([1, *(len(row) for row in rows)])

@@ -11,8 +11,8 @@ from torch.nn import functional
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.routed.best import among_greatest
 from eyeline.mechanisms.routed.clusters import at_once
-from eyeline.mechanisms.routed.standing import Standing, standing
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.groups import Documents, by_document
 
 
 class Members(NamedTuple):
@@ -98,7 +98,7 @@ def _taken(
     """
     rows = [
         _of_row(
-            each, centroids, standing(tokens.row(b), x.device), window,
+            each, centroids, by_document(tokens.row(b), x.device), window,
             None if nearest is None else nearest[b],
         )
         for b, each in enumerate(x.unbind(0))
@@ -111,12 +111,12 @@ def _taken(
 
 
 def _of_row(
-    x: Tensor, centroids: Tensor, who: Standing, window: int, nearest: Tensor | None
+    x: Tensor, centroids: Tensor, who: Documents, window: int, nearest: Tensor | None
 ) -> Tensor:
     """One batch row, x (H, n, E): slots (H, C, W)."""
-    if not who.size:
+    if not len(who.slots):
         return who.slots.new_empty(*centroids.shape[:2], 0)
-    shares, size = who.shares(window), at_once(centroids.shape[1] * who.size)
+    shares, size = who.shares(window), at_once(centroids.shape[1] * len(who.slots))
     starts = range(0, len(x), size)
     found = [
         _of_heads(
@@ -129,12 +129,12 @@ def _of_row(
 
 
 def _of_heads(
-    x: Tensor, centroids: Tensor, who: Standing, shares: list[int], nearest: Tensor | None
+    x: Tensor, centroids: Tensor, who: Documents, shares: list[int], nearest: Tensor | None
 ) -> Tensor:
     """A few heads, or some centroids of one head at a time: places in ``who`` (H, C, W)."""
-    there = who.take(x, 1).mT
-    step = at_once(len(x) * who.size)
-    parts, leading = [], _Leading(x, who.size)
+    there = who.ordering.take(x, 1).mT
+    step = at_once(len(x) * len(who.slots))
+    parts, leading = [], _Leading(x, len(who.slots))
     for first in range(0, centroids.shape[1], step):
         similar = centroids[:, first : first + step] @ there
         parts.append(_best(similar, who, shares))
@@ -167,10 +167,10 @@ class _Leading:
         self._similar = torch.maximum(self._similar, best)
 
 
-def _best(similar: Tensor, who: Standing, shares: list[int]) -> Tensor:
+def _best(similar: Tensor, who: Documents, shares: list[int]) -> Tensor:
     """The places (H, c, W) of the most similar tokens (H, c, n) of each document."""
     found = [
         among_greatest(similar[:, :, each.start : each.stop], share) + each.start
-        for each, share in zip(who.documents, shares, strict=True)
+        for each, share in zip(who.stretches, shares, strict=True)
     ]
     return torch.cat(found, 2)

@@ -165,7 +165,7 @@ def sorted_attention(call: Call, work: Sorting, p: Tensor) -> Tensor:
     out = _looked(q, k, v, work.mask, scale, call.dropout_p)
     if work.lonely is not None:
         out = out.masked_fill(work.lonely[:, None, :, :, None], 0.0)
-    return work.q.back(out if weight is None else out[..., :-1])
+    return work.q.put_back(out if weight is None else out[..., :-1])
 
 
 def _columns(work: Sorting, rows: Tensor, x: Tensor, weight: Tensor | None, causal: bool) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, final
 
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from eyeline.checks import wide_dtype
 from eyeline.mechanisms.routed.clusters import at_once
-from eyeline.mechanisms.routed.position_blocks import PositionBlocks, position_blocks
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.groups import Blocks, blocks_of
+from eyeline.tokens.ordering import remembered
 
 # Sinkhorn normalisation: scores to a matrix whose rows and columns sum to 1, causal or not.
 
@@ -140,8 +140,8 @@ class Sorting:
     (R, N', size), and sees all in the mask. even: whether all that can be taken are full blocks.
     """
 
-    q: PositionBlocks
-    k: PositionBlocks
+    q: Blocks
+    k: Blocks
     own: Tensor | None
     may: Tensor
     mask: Tensor
@@ -170,32 +170,31 @@ class Sorting:
         return x.gather(2, index.view(shape).expand(-1, x.shape[1], -1, *x.shape[3:]))
 
 
-@lru_cache(maxsize=8)
+@remembered
 def sorting(q: Tokens, k: Tokens, size: int, causal: bool, device: torch.device) -> Sorting:
     """Raises InvalidArgument for two tokens of a document at one position."""
-    asking, keys = position_blocks(q, size), position_blocks(k, size)
-    with torch.inference_mode(False):
-        may, own = _may(keys, causal), None if asking is keys else _own(asking, keys)
-        real, taken = keys.real, may
-        if own is not None:
-            real, taken = _at(real, own), _at(may, own)
-        band = torch.ones(size, size, dtype=torch.bool)
-        near = real[:, :, None] & (band.tril() if causal else band)
-        # Whether at an offset somebody stands in one of the blocks that can be taken.
-        far = (taken.float() @ keys.real.float() > 0)[:, :, None].expand_as(near)
-        if causal:  # who stands before all keys of his block may not know by what it takes
-            far = far & near.any(-1, keepdim=True)
-        mask = torch.cat((near, far), -1)
-        blind = ~mask.any(-1)
-        lonely = blind & asking.real
-        full = keys.real.all(-1)
-        return Sorting(
-            asking.to(device), keys.to(device),
-            None if own is None else own.to(device), may.to(device),
-            _one(mask | blind[..., None]).to(device),
-            lonely.to(device) if bool(lonely.any()) else None,
-            not bool((taken & ~full[:, None]).any()),
-        )  # fmt: skip
+    asking, keys = blocks_of(q, size), blocks_of(k, size)
+    may, own = _may(keys, causal), None if asking is keys else _own(asking, keys)
+    real, taken = keys.real, may
+    if own is not None:
+        real, taken = _at(real, own), _at(may, own)
+    band = torch.ones(size, size, dtype=torch.bool)
+    near = real[:, :, None] & (band.tril() if causal else band)
+    # Whether at an offset a token stands in one of the blocks that can be taken.
+    far = (taken.float() @ keys.real.float() > 0)[:, :, None].expand_as(near)
+    if causal:  # who stands before all keys of his block may not know by what it takes
+        far = far & near.any(-1, keepdim=True)
+    mask = torch.cat((near, far), -1)
+    blind = ~mask.any(-1)
+    lonely = blind & asking.real
+    full = keys.real.all(-1)
+    return Sorting(
+        blocks_of(q, size, device), blocks_of(k, size, device),
+        None if own is None else own.to(device), may.to(device),
+        _one(mask | blind[..., None]).to(device),
+        lonely.to(device) if bool(lonely.any()) else None,
+        not bool((taken & ~full[:, None]).any()),
+    )  # fmt: skip
 
 
 class Counts(NamedTuple):
@@ -231,14 +230,14 @@ def reached(work: Sorting) -> tuple[float, float]:
     return share[0], share[1]
 
 
-def _may(keys: PositionBlocks, causal: bool) -> Tensor:
+def _may(keys: Blocks, causal: bool) -> Tensor:
     number, document = keys.numbers, keys.documents
     there = number != NOBODY
     may = (document[:, :, None] == document[:, None]) & there[:, :, None] & there[:, None]
     return may & (number[:, None] < number[:, :, None]) if causal else may
 
 
-def _own(asking: PositionBlocks, keys: PositionBlocks) -> Tensor:
+def _own(asking: Blocks, keys: Blocks) -> Tensor:
     same = asking.numbers[:, :, None] == keys.numbers[:, None]
     same = same & (asking.documents[:, :, None] == keys.documents[:, None])
     same = same & (asking.numbers != NOBODY)[:, :, None]
