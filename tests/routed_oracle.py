@@ -7,6 +7,7 @@ from torch import Tensor
 
 from eyeline import Pattern, Tokens
 from eyeline.kernels.route import Route
+from eyeline.patterns import kept_apart
 from eyeline.tokens import NOBODY
 
 
@@ -22,9 +23,10 @@ def meetings(route: Route, pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
     ]  # fmt: skip
     for b in range(count.shape[0]):
         rows = (q.row(b), k.row(b))
+        rule = kept_apart(pattern, *rows)
         points = rows[0].points(axis=-2), rows[1].points(axis=-1)
         for h in range(count.shape[1]):
-            allowed = pattern.at(b, h).sees(*points).expand(q.length, k.length).tolist()
+            allowed = rule.at(b, h).sees(*points).expand(q.length, k.length).tolist()
             for a in range(route.lanes):
                 lane = queries[b][h][a], keys[b][h][a]
                 mark = [None if x is None else x[b][h][a] for x in labels]

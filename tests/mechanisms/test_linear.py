@@ -178,7 +178,7 @@ def test_documents_in_steps_come_one_after_another() -> None:
     mechanism = linear(Causal())
     cache = mechanism.new_cache(LAYOUT)
     cache.advance(Tokens.listed([0, 1], [3, 4]))
-    with pytest.raises(NotSupported, match="their numbers go up"):
+    with pytest.raises(InvalidArgument, match="numbers that go up"):
         cache.advance(Tokens.listed([2], [3]))
 
 

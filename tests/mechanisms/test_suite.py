@@ -13,17 +13,16 @@ from eyeline.testing import Claims, check_mechanism
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 FULL, CAUSAL = Full(), Causal()
-MIXED = Claims(keeps_documents_apart=False)
 PROJECTED = Claims(linear_in_value=False, weights_sum_to_one=False)
 ITS_OWN_KEYS = Claims(kv_heads=4)
 CASES = [
-    ("exact", FULL, MIXED),
+    ("exact", FULL, Claims()),
     ("exact", CAUSAL, Claims()),
     ("exact", sliding_window(13), Claims()),
     ("additive", CAUSAL, Claims()),
-    ("linear", FULL, MIXED),
+    ("linear", FULL, Claims()),
     ("linear", CAUSAL, Claims()),
-    ("linear(feature_map=favor, features=32)", Causal(), MIXED),
+    ("linear(feature_map=favor, features=32)", Causal(), Claims()),
     ("linformer(length=67, k=11)", FULL, PROJECTED),
     ("compressed(factor=5, by=mean)", FULL, Claims()),
     ("compressed(factor=5, by=mean, local=true)", Causal(), Claims()),
@@ -78,8 +77,8 @@ class Faulty(Mechanism):
         pattern: Pattern = self.pattern
         if self.fault == "future":
             pattern = Full()
-        elif self.fault == "documents":
-            pattern = Causal()
+        elif self.fault == "documents" and k_tokens is not None:
+            q_tokens = k_tokens = Tokens(k_tokens.positions)
         elif self.fault == "pads" and k_tokens is not None:
             k_tokens = q_tokens = Tokens.arange(0, key.shape[2])
         elif self.fault == "batch":

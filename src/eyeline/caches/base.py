@@ -33,7 +33,7 @@ class Cache(ABC):
     def __init__(self, pattern: Pattern, layout: Layout) -> None:
         self.pattern, self.layout = pattern, layout
         self._reached = Reached()
-        self._named: list[str] | None = None  # what all tokens name besides positions
+        self._names: list[str] | None = None  # what all tokens name besides positions
         self._begin = UNBOUNDED  # the lowest position that was read
         self._shapes = (torch.Size(), torch.Size())  # of this step's keys and values
         self.latest: Tokens | None = None
@@ -64,7 +64,7 @@ class Cache(ABC):
         following = self._reached.after(tokens)
         seen = self._place(tokens, following)
         self._reached, self._shapes = following, self.layout.shapes(tokens.length)
-        self._named = _named(tokens)
+        self._names = _names_of(tokens)
         self.latest, self._waiting = tokens, set(range(self.layout.layers))
         real = tokens.positions[tokens.positions != NOBODY]
         self._begin = min(self._begin, int(real.min())) if real.numel() else self._begin
@@ -151,10 +151,10 @@ class Cache(ABC):
             raise InvalidArgument(
                 f"tokens of {tokens.batch} batch rows for a cache of {self.layout.batch}"
             )
-        if self._named is not None and self._named != _named(tokens):
+        if self._names is not None and self._names != _names_of(tokens):
             raise InvalidArgument(
-                f"tokens of one step name {_listed(self._named)} and those of the next "
-                f"{_listed(_named(tokens))}: all steps name the same"
+                f"tokens of one step name {_listed(self._names)} and those of the next "
+                f"{_listed(_names_of(tokens))}: all steps name the same"
             )
         if not self._reached.precedes(tokens):
             raise InvalidArgument(
@@ -198,7 +198,7 @@ def of_document(tokens: Tokens, reached: Reached) -> Tensor:
     return tokens.documents == (document if len(document) > 1 else document[0])
 
 
-def _named(tokens: Tokens) -> list[str]:
+def _names_of(tokens: Tokens) -> list[str]:
     names = ("documents", "segments", "encoding_positions")
     return [name for name in names if getattr(tokens, name) is not None]
 

@@ -25,8 +25,7 @@ class Claims:
 
     lengths: of sequences it takes. linear_in_value: f(q, k, a·v + w) = a·f(q, k, v) + f(q, k, w);
     weights_sum_to_one: constant values give the constant to whoever attends to a key. Both hold
-    unless values are projected or weights are not a softmax's. keeps_documents_apart: no query
-    attends to another document, by its pattern or in any case. tolerance: how far numbers that
+    unless values are projected or weights are not a softmax's. tolerance: how far numbers that
     are equal but for rounding may differ, in float64.
     """
 
@@ -36,7 +35,6 @@ class Claims:
     lengths: tuple[int, ...] = (0, 1, 2, 29, 67)
     linear_in_value: bool = True
     weights_sum_to_one: bool = True
-    keeps_documents_apart: bool = True
     tolerance: float = 1e-9
 
     def inputs(
@@ -215,8 +213,8 @@ def the_future_does_not_matter(mechanism: Mechanism, claims: Claims, length: int
 
 
 def documents_are_apart(mechanism: Mechanism, claims: Claims, length: int) -> None:
-    """Changing the first document leaves the second one equal to the bit."""
-    if length < 4 or not claims.keeps_documents_apart:
+    """Changing the first document leaves the second one equal to the bit, whatever the pattern."""
+    if length < 4:
         return
     cut = length // 2 - 1
     tokens = Tokens.packed([cut, length - cut])

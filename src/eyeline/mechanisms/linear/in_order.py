@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from eyeline.mechanisms.linear.chunks import Marks
 from eyeline.tokens import NOBODY, Tokens
@@ -40,20 +41,21 @@ def _as_they_are(tokens: Tokens) -> Marks | None:
     """None unless documents lie one after another, and positions go up in each."""
     sorted_tokens = by_document(tokens)
     slots, number = sorted_tokens.ordering.slots, sorted_tokens.number
-    real = slots != NOBODY
-    position = torch.atleast_2d(tokens.positions).gather(1, slots.clamp(min=0))
-    both = real[:, 1:] & real[:, :-1]
-    new = number.diff(dim=1) != 0
-    up = (slots.diff(dim=1) > 0) & (new | (position.diff(dim=1) > 0))
-    if bool((both & ~up).any()):
+    index = slots.clamp(min=0)
+    position = torch.atleast_2d(tokens.positions)
+    rank = (position != NOBODY).long().cumsum(1).gather(1, index)
+    position = position.gather(1, index)
+    new = functional.pad(number.diff(dim=1) != 0, (1, 0), value=True) & (slots != NOBODY)
+    follows = (rank.diff(dim=1) == 1) & (position.diff(dim=1) > 0)
+    if bool(((slots != NOBODY) & ~new)[:, 1:].logical_and(~follows).any()):
         return None
     somebody = real_slots(tokens)
     if sorted_tokens.count < 2:
         return Marks(None, somebody)
     begins = torch.zeros_like(sorted_tokens.ordering.places)
-    row, place = (both & new).nonzero().unbind(1)
-    begins[row, slots[row, place + 1]] = 1
-    return Marks(begins.cumsum(1), somebody)
+    row, place = new.nonzero().unbind(1)
+    begins[row, slots[row, place]] = 1
+    return Marks((begins.cumsum(1) - 1).clamp(min=0), somebody)
 
 
 def _sorted(q: Tokens, k: Tokens, causal: bool) -> Order:

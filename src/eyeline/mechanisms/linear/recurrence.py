@@ -119,7 +119,7 @@ def _checked_decay(log_decay: Tensor | None, key: Tensor, wide: torch.dtype) -> 
 
 
 def _marks(tokens: Tokens) -> Marks:
-    order = in_order(tokens, tokens, causal=True, apart=tokens.documents is not None)
+    order = in_order(tokens, tokens, causal=True)
     if order.query is not None:
         raise NotSupported(
             "a recurrence reads slots one after another: documents follow one another, and "
