@@ -123,7 +123,9 @@ def _stand_alike(call: Call) -> bool:
     if call.tokens is None or call.tokens[0] is call.tokens[1]:
         return True
     q, k = (x.host for x in (call.tokens[0], call.tokens[1].last(call.query.shape[2])))
-    pairs = [(q.positions, k.positions), (q.documents, k.documents)]
+    pairs = [
+        (q.positions, k.positions), (q.documents, k.documents), (q.segments, k.segments),
+    ]  # fmt: skip
     return all(
         torch.equal(*torch.broadcast_tensors(x, y))
         for x, y in pairs if x is not None and y is not None
