@@ -27,7 +27,7 @@ def test_any_tokens(data: st.DataObject) -> None:
     ]  # fmt: skip
     both = [torch.tensor([[one[i] for one in row] for row in listed]) for i in (1, 0)]
     tokens = Tokens(*(x.view(rows, length).long() for x in both))
-    found = groups.blocks_of(tokens, size)
+    found = groups.position_blocks(tokens, size)
     x = torch.randn(rows, 2, length, 3)
     taken, back = found.take(x), found.put_back(found.take(x))
     for row, people_of_row in enumerate(listed):
@@ -46,14 +46,14 @@ def test_any_tokens(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("length", [1, 6, 7, 12])
 def test_a_sequence_as_it_stands_is_not_gathered(length: int) -> None:
-    found = groups.blocks_of(Tokens.arange(0, length), 6)
+    found = groups.position_blocks(Tokens.arange(0, length), 6)
     assert found.ordering.straight and found.count == -(-length // 6)
     x = torch.randn(2, 3, length, 5)
     assert torch.equal(found.put_back(found.take(x)), x)
-    assert not groups.blocks_of(Tokens.arange(1, length + 1), 6).ordering.straight
+    assert not groups.position_blocks(Tokens.arange(1, length + 1), 6).ordering.straight
 
 
 def test_two_at_one_position() -> None:
-    assert groups.blocks_of(Tokens.listed([3, 3], [0, 1]), 2).count == 2
+    assert groups.position_blocks(Tokens.listed([3, 3], [0, 1]), 2).count == 2
     with pytest.raises(InvalidArgument, match="two tokens of a document stand at one position"):
-        groups.blocks_of(Tokens.listed([3, 4, 3]), 2)
+        groups.position_blocks(Tokens.listed([3, 4, 3]), 2)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyeline.errors import InvalidArgument
 from eyeline.tokens import NOBODY, Tokens
-from eyeline.tokens.groups import blocks_of, blocks_of_slots, by_document
+from eyeline.tokens.groups import blocks_of_slots, by_document, position_blocks
 from eyeline.tokens.ordering import (
     Ordering,
     neighbours,
@@ -159,7 +159,7 @@ def test_documents_of_a_row(tokens: Tokens, size: int) -> None:
 
 def test_blocks_of_slots_are_those_of_default_tokens() -> None:
     for length, size in ((1, 4), (7, 3), (12, 6)):
-        one, other = blocks_of_slots(length, size), blocks_of(Tokens.arange(0, length), size)
+        one, other = blocks_of_slots(length, size), position_blocks(Tokens.arange(0, length), size)
         x = torch.randn(2, 3, length, 5)
         assert torch.equal(one.take(x), other.take(x)) and torch.equal(one.real, other.real)
         assert one.tokens.equals(other.tokens) and one.full == other.full
@@ -180,9 +180,9 @@ def test_real_slots() -> None:
 def test_what_inference_remembers_serves_training() -> None:
     tokens = Tokens.listed([3, -1, 1, 2], [1, 0, 0, 1])
     with torch.inference_mode():
-        order, blocks = sorted_by(tokens, "positions"), blocks_of(tokens, 2)
+        order, blocks = sorted_by(tokens, "positions"), position_blocks(tokens, 2)
         beside = neighbours(tokens, 1)
-    assert sorted_by(tokens, "positions") is order and blocks_of(tokens, 2) is blocks
+    assert sorted_by(tokens, "positions") is order and position_blocks(tokens, 2) is blocks
     for one in (order, blocks.ordering, beside):
         x = torch.randn(2, 4, 3, requires_grad=True)
         one.put_back(one.take(x, 1), 1).square().sum().backward()

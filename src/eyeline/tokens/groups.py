@@ -26,7 +26,7 @@ class Stretch(NamedTuple):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Documents:
+class ByDocument:
     """The tokens of R rows by document and position.
 
     number: int64 (R, n), the number of the document at each place, from 0 in the order of the
@@ -91,7 +91,7 @@ class Documents:
 
 
 @remembered
-def by_document(tokens: Tokens, device: torch.device = CPU) -> Documents:
+def by_document(tokens: Tokens, device: torch.device = CPU) -> ByDocument:
     """The tokens by document and position, and what documents there are."""
     ordering, host = sorted_by(tokens, "documents", "positions"), tokens.host
     named = torch.zeros_like(host.positions) if host.documents is None else host.documents
@@ -106,7 +106,7 @@ def by_document(tokens: Tokens, device: torch.device = CPU) -> Documents:
     sizes.scatter_add_(1, number, real.long())
     names.scatter_(1, number, document)
     parts = number, sizes[:, :count], names[:, :count]
-    return Documents(ordering.to(device), *(x.to(device) for x in parts))
+    return ByDocument(ordering.to(device), *(x.to(device) for x in parts))
 
 
 # Blocks of positions: place p % size of block ⌊p / size⌋, each document's own.
@@ -114,7 +114,7 @@ def by_document(tokens: Tokens, device: torch.device = CPU) -> Documents:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class PositionBlocks:
     """N blocks of ``size`` places; the token at position p is at place p % size of ⌊p / size⌋.
 
     There are those blocks that a token is in, by document, then by position; rows with fewer
@@ -160,7 +160,7 @@ class Blocks:
 
 
 @remembered
-def blocks_of(tokens: Tokens, size: int, device: torch.device = CPU) -> Blocks:
+def position_blocks(tokens: Tokens, size: int, device: torch.device = CPU) -> PositionBlocks:
     """Raises InvalidArgument for two tokens of a document at one position."""
     host = tokens.host
     positions = torch.atleast_2d(host.positions)
@@ -179,7 +179,7 @@ def blocks_of(tokens: Tokens, size: int, device: torch.device = CPU) -> Blocks:
     if tokens.batch is None:
         standing = standing.mapped(lambda column: column[0])
     moved = numbers.to(device), documents.to(device)
-    return Blocks(ordering.to(device), size, *moved, standing)
+    return PositionBlocks(ordering.to(device), size, *moved, standing)
 
 
 def _block_places(position: Tensor, document: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,8 +194,8 @@ def _block_places(position: Tensor, document: Tensor, size: int) -> tuple[Tensor
     return numbers[blocks % width], documents[blocks // width], places
 
 
-def blocks_of_slots(length: int, size: int, device: torch.device = CPU) -> Blocks:
-    """``blocks_of`` for tokens at 0 … length - 1, of nothing but sizes: a graph knows it."""
+def blocks_of_slots(length: int, size: int, device: torch.device = CPU) -> PositionBlocks:
+    """``position_blocks`` for tokens at 0 … length - 1, of nothing but sizes: a graph knows it."""
     count = -(-length // size)
     with torch.inference_mode(False):
         places = torch.arange(count * size, device=device)
@@ -204,4 +204,4 @@ def blocks_of_slots(length: int, size: int, device: torch.device = CPU) -> Block
         whole = not torch.compiler.is_compiling() and length % size == 0
         ordering = Ordering(slots, places[None, :length], True, whole, True)
         ends = Tokens(torch.arange(1, count + 1, device="cpu") * size - 1)
-        return Blocks(ordering, size, numbers, torch.zeros_like(numbers), ends)
+        return PositionBlocks(ordering, size, numbers, torch.zeros_like(numbers), ends)

@@ -20,7 +20,7 @@ from eyeline.mechanisms.routed.clusters import lloyd, means
 from eyeline.patterns import Causal, Chunks, Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
-from eyeline.tokens.groups import Blocks, blocks_of, blocks_of_slots
+from eyeline.tokens.groups import PositionBlocks, blocks_of_slots, position_blocks
 from eyeline.tokens.ordering import Ordering, real_slots, sorted_by
 
 # One key for a group of neighbours: by a strided convolution, their mean, or their maximum.
@@ -46,7 +46,7 @@ class GroupConv(nn.Module):
         for parameter in (self.weight, self.bias):
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, groups: Blocks, x: Tensor) -> Tensor:
+    def forward(self, groups: PositionBlocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
         taken, weight = groups.take(x).flatten(3), self.weight.flatten(1, 2).to(x.dtype)
         return torch.einsum("bhgi,hio->bhgo", taken, weight) + self.bias[:, None].to(x.dtype)
@@ -56,7 +56,7 @@ class GroupConv(nn.Module):
 class GroupMean(nn.Module):
     """y_g = the mean of those of the group who are there; 0 where nobody is."""
 
-    def forward(self, groups: Blocks, x: Tensor) -> Tensor:
+    def forward(self, groups: PositionBlocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
         if groups.full:
             return groups.take(x).mean(3)
@@ -71,7 +71,7 @@ class GroupMean(nn.Module):
 class GroupMax(nn.Module):
     """y_g = the largest number of those of the group who are there, for each feature; or 0."""
 
-    def forward(self, groups: Blocks, x: Tensor) -> Tensor:
+    def forward(self, groups: PositionBlocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
         taken = groups.take(x)
         if groups.full:
@@ -262,7 +262,7 @@ class Compressed(Mechanism):
             asked = replace(asked, heads=asked.kv_heads)
         call = asked.call
         queries, keys = default_tokens(call.length, call.key_length)
-        groups = blocks_of(keys, self.factor).tokens
+        groups = position_blocks(keys, self.factor).tokens
         count, widths = groups.length, call.head_dim**2 + call.value_dim**2
         parts = [of_pattern(self._others if self.local else self.pattern, call, queries, groups)]
         parts += [of_pattern(self._own, call, queries, keys)] if self.local else []
@@ -310,11 +310,11 @@ class Compressed(Mechanism):
         )  # fmt: skip
         return out[..., :-1]
 
-    def _groups(self, call: Call, keys: Tokens) -> Blocks:
+    def _groups(self, call: Call, keys: Tokens) -> PositionBlocks:
         if call.tokens is None:
             return blocks_of_slots(keys.length, self.factor, call.key.device)
         check_keys("compressed", *call.tokens)
-        return blocks_of(keys, self.factor, call.key.device)
+        return position_blocks(keys, self.factor, call.key.device)
 
     def _compressor(self) -> nn.Module:
         if self.by == "conv":

@@ -17,7 +17,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.hashing import absorb, seeded
 from eyeline.kernels.route import Route
 from eyeline.tokens import NOBODY, Tokens
-from eyeline.tokens.groups import Documents, by_document
+from eyeline.tokens.groups import ByDocument, by_document
 from eyeline.tokens.ordering import remembered
 
 # Hashing by random rotations: vectors that point the same way fall into the same bucket.
@@ -209,7 +209,7 @@ class Hashing:
         return _listed(slots, group, bucket.shape[3], queries, size, ahead=ahead)
 
 
-def _sorted(bucket: Tensor, line: Documents, most: int) -> tuple[Tensor, Tensor]:
+def _sorted(bucket: Tensor, line: ByDocument, most: int) -> tuple[Tensor, Tensor]:
     """Slots in the order of document, bucket and position, and the group each is in.
 
     bucket (B, H, A, S). group: a number for each document and bucket, (B, H, A, n) in that order;

@@ -28,7 +28,7 @@ from eyeline.patterns import Full, Pattern
 from eyeline.planning import pairs
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens
-from eyeline.tokens.groups import Documents, by_document
+from eyeline.tokens.groups import ByDocument, by_document
 
 # Queries of one cluster, block by block, and the keys that their centre looks at most.
 
@@ -52,7 +52,7 @@ def best_keys(
     return found
 
 
-def _together(centres: Documents, keys: Documents) -> list[tuple[Tensor, Tensor]]:
+def _together(centres: ByDocument, keys: ByDocument) -> list[tuple[Tensor, Tensor]]:
     """The slots of centres and keys of each document that has both."""
     of_keys = {each.document: keys.slots[each.start : each.stop] for each in keys.stretches}
     return [

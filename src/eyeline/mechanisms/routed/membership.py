@@ -12,7 +12,7 @@ from eyeline.kernels.route import Route
 from eyeline.mechanisms.routed.best import among_greatest
 from eyeline.mechanisms.routed.clusters import at_once
 from eyeline.tokens import NOBODY, Tokens
-from eyeline.tokens.groups import Documents, by_document
+from eyeline.tokens.groups import ByDocument, by_document
 
 
 class Members(NamedTuple):
@@ -111,7 +111,7 @@ def _taken(
 
 
 def _of_row(
-    x: Tensor, centroids: Tensor, who: Documents, window: int, nearest: Tensor | None
+    x: Tensor, centroids: Tensor, who: ByDocument, window: int, nearest: Tensor | None
 ) -> Tensor:
     """One batch row, x (H, n, E): slots (H, C, W)."""
     if not len(who.slots):
@@ -129,7 +129,7 @@ def _of_row(
 
 
 def _of_heads(
-    x: Tensor, centroids: Tensor, who: Documents, shares: list[int], nearest: Tensor | None
+    x: Tensor, centroids: Tensor, who: ByDocument, shares: list[int], nearest: Tensor | None
 ) -> Tensor:
     """A few heads, or some centroids of one head at a time: places in ``who`` (H, C, W)."""
     there = who.ordering.take(x, 1).mT
@@ -167,7 +167,7 @@ class _Leading:
         self._similar = torch.maximum(self._similar, best)
 
 
-def _best(similar: Tensor, who: Documents, shares: list[int]) -> Tensor:
+def _best(similar: Tensor, who: ByDocument, shares: list[int]) -> Tensor:
     """The places (H, c, W) of the most similar tokens (H, c, n) of each document."""
     found = [
         among_greatest(similar[:, :, each.start : each.stop], share) + each.start

@@ -12,7 +12,7 @@ from torch import Tensor
 from eyeline.checks import wide_dtype
 from eyeline.mechanisms.routed.clusters import at_once
 from eyeline.tokens import NOBODY, Tokens
-from eyeline.tokens.groups import Blocks, blocks_of
+from eyeline.tokens.groups import PositionBlocks, position_blocks
 from eyeline.tokens.ordering import remembered
 
 # Sinkhorn normalisation: scores to a matrix whose rows and columns sum to 1, causal or not.
@@ -140,8 +140,8 @@ class Sorting:
     (R, N', size), and sees all in the mask. even: whether all that can be taken are full blocks.
     """
 
-    q: Blocks
-    k: Blocks
+    q: PositionBlocks
+    k: PositionBlocks
     own: Tensor | None
     may: Tensor
     mask: Tensor
@@ -173,7 +173,7 @@ class Sorting:
 @remembered
 def sorting(q: Tokens, k: Tokens, size: int, causal: bool, device: torch.device) -> Sorting:
     """Raises InvalidArgument for two tokens of a document at one position."""
-    asking, keys = blocks_of(q, size), blocks_of(k, size)
+    asking, keys = position_blocks(q, size), position_blocks(k, size)
     may, own = _may(keys, causal), None if asking is keys else _own(asking, keys)
     real, taken = keys.real, may
     if own is not None:
@@ -189,7 +189,7 @@ def sorting(q: Tokens, k: Tokens, size: int, causal: bool, device: torch.device)
     lonely = blind & asking.real
     full = keys.real.all(-1)
     return Sorting(
-        blocks_of(q, size, device), blocks_of(k, size, device),
+        position_blocks(q, size, device), position_blocks(k, size, device),
         None if own is None else own.to(device), may.to(device),
         _one(mask | blind[..., None]).to(device),
         lonely.to(device) if bool(lonely.any()) else None,
@@ -230,14 +230,14 @@ def reached(work: Sorting) -> tuple[float, float]:
     return share[0], share[1]
 
 
-def _may(keys: Blocks, causal: bool) -> Tensor:
+def _may(keys: PositionBlocks, causal: bool) -> Tensor:
     number, document = keys.numbers, keys.documents
     there = number != NOBODY
     may = (document[:, :, None] == document[:, None]) & there[:, :, None] & there[:, None]
     return may & (number[:, None] < number[:, :, None]) if causal else may
 
 
-def _own(asking: Blocks, keys: Blocks) -> Tensor:
+def _own(asking: PositionBlocks, keys: PositionBlocks) -> Tensor:
     same = asking.numbers[:, :, None] == keys.numbers[:, None]
     same = same & (asking.documents[:, :, None] == keys.documents[:, None])
     same = same & (asking.numbers != NOBODY)[:, :, None]
