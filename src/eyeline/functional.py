@@ -20,6 +20,7 @@ from eyeline.mechanisms.linear.recurrence import (
 )
 from eyeline.mechanisms.routed.attend import Coverage as Coverage
 from eyeline.mechanisms.routed.attend import coverage as coverage
+from eyeline.mechanisms.routed.attend import route_of_blocks as route_of_blocks
 from eyeline.mechanisms.routed.attend import routed_attention as routed_attention
 from eyeline.mechanisms.routed.attend import routed_attention_weights as routed_attention_weights
 from eyeline.mechanisms.routed.attend import routed_attention_with_lse as routed_attention_with_lse
@@ -28,7 +29,6 @@ from eyeline.mechanisms.routed.kmeans import kmeans_attention as kmeans_attentio
 from eyeline.mechanisms.routed.lsh import lsh_attention as lsh_attention
 from eyeline.mechanisms.routed.picking import threshold_attention as threshold_attention
 from eyeline.mechanisms.routed.picking import topk_attention as topk_attention
-from eyeline.mechanisms.routed.attend import route_of_blocks as route_of_blocks
-from eyeline.tokens.groups import Blocks as PositionBlocks
-from eyeline.tokens.groups import blocks_of as position_blocks
 from eyeline.mechanisms.routed.sinkhorn import sinkhorn_attention as sinkhorn_attention
+from eyeline.tokens.groups import PositionBlocks as PositionBlocks
+from eyeline.tokens.groups import position_blocks as position_blocks

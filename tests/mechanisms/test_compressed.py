@@ -279,7 +279,7 @@ def test_refusals() -> None:
     with pytest.raises(NotSupported, match="documents"):
         ours(q, k, v, q_tokens=packed, k_tokens=packed)
     twice = Tokens.listed([0, 1, 1, *range(2, 12)])
-    with pytest.raises(InvalidArgument, match="two tokens of a row stand at one position"):
+    with pytest.raises(InvalidArgument, match="two tokens of a document stand at one position"):
         ours(q, k, v, q_tokens=twice, k_tokens=twice)
     with pytest.raises(InvalidArgument, match="made for num_kv_heads=3, head_dim=5"):
         made("conv")(q, q, q)

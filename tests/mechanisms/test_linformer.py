@@ -225,7 +225,7 @@ def test_refusals() -> None:
     with pytest.raises(InvalidArgument, match="position 17, and this was made for"):
         ours(q, k, v, q_tokens=far, k_tokens=far)
     twice = Tokens.listed([0, 1, 1, *range(2, 12)])
-    with pytest.raises(InvalidArgument, match="two tokens of a row stand at one position"):
+    with pytest.raises(InvalidArgument, match="two tokens of a document stand at one position"):
         ours(q, k, v, q_tokens=twice, k_tokens=twice)
     packed = Tokens.packed([6, 7])
     with pytest.raises(NotSupported, match="documents"):

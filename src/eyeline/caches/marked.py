@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -16,12 +16,11 @@ from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.groups import PoolBy
 from eyeline.tokens.slots import Position, Reached
 
 # Room for blocks grows by half, at least by so many.
 _CHUNK = 64
-
-PoolBy = Literal["mean", "max", "sum"]
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from eyeline.tokens.ordering import CPU, Ordering, remembered, sorted_by
 from eyeline.tokens.tokens import NOBODY, Tokens
+
+PoolBy = Literal["mean", "max", "sum"]
 
 # Documents: the tokens of each in the order of positions.
 
@@ -158,6 +160,34 @@ class PositionBlocks:
         """(B, H, N, size, E) to (B, H, L, E): 0 for padding."""
         return self.ordering.put_back(x.flatten(2, 3), 2)
 
+    @property
+    def number_of_slot(self) -> Tensor:
+        """The block that each slot is in, from 0 to N - 1: int64 (R, L), -1 for padding."""
+        return self.ordering.places.div(self.size, rounding_mode="floor")
+
+    def pool(self, x: Tensor, by: PoolBy = "mean") -> Tensor:
+        """out[n] = mean, largest or sum of x over the real tokens of block n; 0 for an empty block.
+
+        (B, H, L, E) to (B, H, N, E), in the dtype of x; sums are taken in float32 at least.
+        """
+        taken = self.take(x)
+        if self.full and by != "sum":
+            return taken.mean(3) if by == "mean" else taken.amax(3)
+        real = self.real.to(x.device)[:, None, ..., None]
+        if by == "max":
+            most = taken.masked_fill(~real, -torch.inf).amax(3)
+            return most.masked_fill(~real.any(3), 0.0)
+        # Sums of half types overflow where their mean does not.
+        total = taken.sum(3, dtype=torch.promote_types(x.dtype, torch.float32))
+        if by == "mean":
+            total = total / real.sum(3).clamp(min=1)
+        return total.to(x.dtype)
+
+    def to(self, device: torch.device) -> PositionBlocks:
+        """The same in the memory of a device."""
+        moved = self.numbers.to(device), self.documents.to(device)
+        return PositionBlocks(self.ordering.to(device), self.size, *moved, self.tokens)
+
 
 @remembered
 def position_blocks(tokens: Tokens, size: int, device: torch.device = CPU) -> PositionBlocks:
@@ -178,8 +208,7 @@ def position_blocks(tokens: Tokens, size: int, device: torch.device = CPU) -> Po
     standing = Tokens(ends, None if host.documents is None else documents)
     if tokens.batch is None:
         standing = standing.mapped(lambda column: column[0])
-    moved = numbers.to(device), documents.to(device)
-    return PositionBlocks(ordering.to(device), size, *moved, standing)
+    return PositionBlocks(ordering, size, numbers, documents, standing).to(device)
 
 
 def _block_places(position: Tensor, document: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,30 +54,20 @@ class GroupConv(nn.Module):
 
 @final
 class GroupMean(nn.Module):
-    """y_g = the mean of those of the group who are there; 0 where nobody is."""
+    """y_g = the mean of the group's real keys; 0 where there are none."""
 
     def forward(self, groups: PositionBlocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
-        if groups.full:
-            return groups.take(x).mean(3)
-        # Sums of half types overflow where their mean does not.
-        wide = wide_dtype(x)
-        total = groups.take(x).sum(3, dtype=wide)
-        count = groups.real[:, None, ..., None].sum(3).clamp(min=1)
-        return (total / count).to(x.dtype)
+        return groups.pool(x)
 
 
 @final
 class GroupMax(nn.Module):
-    """y_g = the largest number of those of the group who are there, for each feature; or 0."""
+    """y_g = the largest number of the group's real keys, for each feature; or 0."""
 
     def forward(self, groups: PositionBlocks, x: Tensor) -> Tensor:
         """(B, Hk, S, E) to (B, Hk, G, E)."""
-        taken = groups.take(x)
-        if groups.full:
-            return taken.amax(3)
-        largest = taken.masked_fill(~groups.real[:, None, ..., None], -math.inf).amax(3)
-        return largest.masked_fill(~groups.real[:, None, ..., None].any(3), 0.0)
+        return groups.pool(x, "max")
 
 
 # k-means of keys: a few centres that stand for all of them, each with the mean of its values.

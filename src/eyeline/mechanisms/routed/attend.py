@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import PatternLike, ScoreModLike, check_call
@@ -18,6 +19,7 @@ from eyeline.kernels.route_pieces import Routed
 from eyeline.mechanisms.base import Mechanism
 from eyeline.patterns import Full, Pattern
 from eyeline.tokens import NOBODY, Tokens
+from eyeline.tokens.groups import PositionBlocks
 
 # Attention along a route that was found in the content: exact for the pairs that meet there.
 
