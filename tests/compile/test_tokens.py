@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from compile.traced import Counted, assert_same, tensors
-from eyeline import Causal, SameSegment, Tokens, attention, sliding_window, streaming
+from eyeline import Causal, Full, SameSegment, Tokens, attention, sliding_window, streaming
 from eyeline.errors import InvalidArgument
 from eyeline.exact.operator import recent_tokens
 
@@ -44,11 +46,21 @@ def test_cross_attention_with_documents() -> None:
     q_tokens, k_tokens = Tokens.packed([3, 4]), Tokens.packed([11, 8])
 
     def call(q: Tensor, k: Tensor, v: Tensor, a: Tokens, b: Tokens) -> Tensor:
-        return attention(q, k, v, SameSegment(), q_tokens=a, k_tokens=b)
+        return attention(q, k, v, Full(), q_tokens=a, k_tokens=b)
 
     x = tensors(7, 19)
     found, right = (f(*x, q_tokens, k_tokens) for f in (Counted(call), call))
     assert_same(found, right, x)
+
+
+def test_segments_within_documents() -> None:
+    tokens = replace(Tokens.packed([11, 8]), segments=torch.arange(19) // 4)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, a: Tokens) -> Tensor:
+        return attention(q, k, v, Causal() | SameSegment(), q_tokens=a, k_tokens=a)
+
+    x = tensors(19)
+    assert_same(Counted(call)(*x, tokens), call(*x, tokens), x)
 
 
 def test_what_no_token_can_be_is_an_error_when_it_runs() -> None:

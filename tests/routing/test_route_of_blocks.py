@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Full, Tokens
+from eyeline import Causal, Full, Pattern, Tokens, dense_mask
 from eyeline.errors import InvalidArgument
 from eyeline.functional import (
     attention,
@@ -117,13 +117,13 @@ def drawn_choice(tokens: Tokens, k: int, *, each_query: bool) -> Tensor:
 @pytest.mark.parametrize("each_query", [False, True], ids=["blocks", "queries"])
 @pytest.mark.parametrize("k", [0, 1, 3, 9])
 @pytest.mark.parametrize("tokens", SITUATIONS.values(), ids=SITUATIONS)
-def test_equals_the_dense_mask(tokens: Tokens, k: int, each_query: bool, pattern: Full) -> None:
+def test_equals_the_dense_mask(tokens: Tokens, k: int, each_query: bool, pattern: Pattern) -> None:
     choice, blocks = drawn_choice(tokens, k, each_query=each_query), position_blocks(tokens, SIZE)
     route = route_of_blocks(choice, blocks, query_blocks=None if each_query else blocks)
     given, places = drawn(), {"q_tokens": tokens, "k_tokens": tokens}
     ours = routed_attention(*given, route, pattern, **places)
     mask = chosen_mask(choice, tokens, each_query=each_query)
-    due = dense(given, mask if pattern == Full() else mask & _earlier(tokens))
+    due = dense(given, mask & _seen(pattern, tokens))
     torch.testing.assert_close(ours, due, rtol=0, atol=1e-10)
     above = torch.randn_like(due)
     for own, right in zip(
@@ -142,10 +142,9 @@ def dense(given: list[Tensor], mask: Tensor) -> Tensor:
     return (score.softmax(-1) * mask) @ value
 
 
-def _earlier(tokens: Tokens) -> Tensor:
-    q, k = tokens.positions.unsqueeze(-1), tokens.positions.unsqueeze(-2)
-    earlier = k <= q
-    return earlier if earlier.dim() == 2 else earlier[:, None]
+def _seen(pattern: Pattern, tokens: Tokens) -> Tensor:
+    mask = dense_mask(pattern, q_tokens=tokens, k_tokens=tokens)
+    return mask if mask.dim() == 2 else mask[:, None]
 
 
 def test_other_queries_than_keys() -> None:

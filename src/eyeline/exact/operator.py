@@ -34,7 +34,9 @@ _MOST = 16
 _known: tuple[Tokens, ...] = ()
 
 
-def recent_tokens(positions: Tensor, documents: Tensor | None, segments: Tensor | None) -> Tokens:
+def recent_tokens(
+    positions: Tensor, documents: Tensor | None = None, segments: Tensor | None = None
+) -> Tokens:
     """Tokens that hold equal numbers: the same object for the same numbers, if asked soon again.
 
     They hold copies on the CPU: a compiled graph writes over what it has handed out.
