@@ -109,7 +109,7 @@ def test_packed_documents_equal_the_texts_alone() -> None:
 
 def test_documents_of_a_batch_and_nobody_between() -> None:
     model, text = bert(pattern=Full()).double(), ids(2, 7)
-    positions = torch.tensor([[0, 1, -1, 5, 6, 7, -1], [3, 4, 5, 6, 7, 8, 9]])
+    positions = torch.tensor([[0, 1, -1, 0, 1, 2, -1], [0, 1, 2, 3, 0, 1, 2]])
     documents = torch.tensor([[0, 0, -1, 4, 4, 4, 0], [4, 4, 4, 4, 0, 0, 0]])
     got = model(text, q_tokens=Tokens(positions, documents))
     for row, start, stop in ((0, 0, 2), (0, 3, 6), (1, 0, 4), (1, 4, 7)):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eyeline.layers import Block
 from eyeline.models import bert, pooling
+from eyeline.tokens import Tokens
 from models.test_bert import test_a_padded_row_equals_the_text_alone as equals_alone
 from models.test_bert import test_documents_of_a_batch_and_nobody_between as documents
 from models.test_bert import test_it_equals_the_plain_model as equals_the_plain_model
@@ -26,7 +27,7 @@ def pads_are_seen(patch: Patch) -> Callable[[], None]:
 
 
 def positions_run_on_in_packed_documents(patch: Patch) -> Callable[[], None]:
-    patch.setattr(bert, "places", lambda tokens: tokens.positions)
+    patch.setattr(Tokens, "encoded", property(lambda tokens: torch.arange(tokens.length)))
     return documents
 
 
