@@ -278,7 +278,7 @@ def test_a_pattern_that_looks_ahead_is_not_written_with_in_steps(pattern: Patter
     model = llama(pattern=pattern)
     caches = model.new_caches()
     model(ids(1, 7), caches=caches)
-    with pytest.raises(NotSupported, match="look at later ones"):
+    with pytest.raises(NotSupported, match="attend to later ones"):
         model(ids(1, 1), caches=caches)
 
 
