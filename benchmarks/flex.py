@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eyeline import Pattern, Tokens, Window, attention, pairs, sliding_window
+from eyeline import Pattern, Tokens, Window, attention, memory, pairs, sliding_window
 from eyeline.measuring.timing import Times, prepared, ratio, timed
-from eyeline.planning.planner import planned
 
 from .harness import alternate
 from .machine import product_rate
@@ -97,7 +96,7 @@ def _first_use(name: str, inputs: list[Tensor]) -> dict[str, Callable[[], float]
     length = inputs[0].shape[2]
 
     def ours() -> Callable[[], object]:
-        planned.cache_clear()
+        memory.clear()
         tokens = Tokens.arange(0, length)
         return lambda: attention(*inputs, pattern, q_tokens=tokens, k_tokens=tokens)
 

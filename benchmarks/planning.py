@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from eyeline import Tokens, parse, plan
+from eyeline import Tokens, memory, parse, plan
 from eyeline.measuring.timing import prepared
-from eyeline.planning.planner import planned
 
 from .harness import alternate
 from .memory import Probe, peak_beyond
@@ -74,7 +73,7 @@ def probe(case: str, length: int) -> Probe:
 
 def _planner(name: str, length: int) -> Callable[[], Callable[[], object]]:
     def prepare() -> Callable[[], object]:
-        planned.cache_clear()
+        memory.clear()
         tokens = _tokens(name, length)
         return lambda: _plan(name, tokens)
 

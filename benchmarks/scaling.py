@@ -10,10 +10,20 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from eyeline import Causal, Pattern, Strided, Tokens, attention, pairs, parse, plan, sliding_window
+from eyeline import (
+    Causal,
+    Pattern,
+    Strided,
+    Tokens,
+    attention,
+    memory,
+    pairs,
+    parse,
+    plan,
+    sliding_window,
+)
 from eyeline.measuring.timing import prepared
 from eyeline.patterns import bigbird, longformer
-from eyeline.planning.planner import planned
 
 from .harness import alternate
 from .memory import Probe, peak_beyond
@@ -126,7 +136,7 @@ def _planner(text: str, length: int) -> Callable[[], Callable[[], object]]:
     seeds = count()
 
     def prepare() -> Callable[[], object]:
-        planned.cache_clear()
+        memory.clear()
         tokens = Tokens.arange(0, length)
         pattern = parse(text.format(seed=next(seeds))).at(0, 0)
         return lambda: plan(pattern, q_tokens=tokens, k_tokens=tokens)

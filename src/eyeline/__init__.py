@@ -156,6 +156,8 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "memory":
+        return import_module("eyeline.memory")
     if name not in _HOME:
         raise AttributeError(f"module 'eyeline' has no attribute {name!r}")
     return getattr(import_module(f"eyeline.{_HOME[name]}"), name)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
+from eyeline.memory import traced
 from eyeline.tokens import LARGEST
 
 
@@ -67,7 +68,7 @@ def check_below(name: str, values: Tensor, limit: int, *, least: int, remedy: st
     Looks at values on a CPU only, and not while a graph is compiled: elsewhere torch's own
     assertion of an index out of range stops the program.
     """
-    if values.device.type != "cpu" or torch.compiler.is_compiling() or not values.numel():
+    if values.device.type != "cpu" or traced() or not values.numel():
         return
     lowest, highest = (int(bound) for bound in values.aminmax())
     if lowest < least or highest >= limit:

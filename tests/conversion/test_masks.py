@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eyeline import Causal, Explicit, Full, Pattern
+from eyeline import Causal, Explicit, Full, Pattern, memory
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.conversion import convert, masks, pattern_of_mask, tokens_of_padding
 
@@ -94,12 +94,12 @@ def test_a_mask_is_read_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_was_found_goes_with_the_mask() -> None:
-    before = len(masks._found)
+    memory.clear()
     mask = floats(FUTURE)
     pattern_of_mask(mask)
-    assert len(masks._found) == before + 1
+    assert [row.entries for row in memory.report().kept] == [1]
     del mask
-    assert len(masks._found) == before
+    assert memory.report().kept == ()
 
 
 def test_inference_tensors_have_no_version() -> None:

@@ -96,7 +96,7 @@ def test_every_kernel_drops_the_same(pattern: Pattern, tokens: Tokens | None) ->
 def test_how_the_work_is_cut_does_not_matter(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors(389)
     right = seeded(3, q, k, v, streaming(37, 3), dropout_p=0.4, backend="reference")
-    monkeypatch.setattr("eyeline.kernels.execute._BUDGET", budget)
+    monkeypatch.setattr("eyeline.budgets.budgets.piece", budget)
     found = seeded(3, q, k, v, streaming(37, 3), dropout_p=0.4, backend="tiles")
     torch.testing.assert_close(found, right)
 

@@ -101,8 +101,8 @@ def test_equals_the_formula(feature_map: FeatureMap, length: int, causal: bool) 
 
 @pytest.mark.parametrize("feature_map", [Elu(), FAVOR], ids=str)
 def test_several_pieces(feature_map: FeatureMap, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyeline.mechanisms.linear.scan._PIECE", 1)
-    monkeypatch.setattr("eyeline.mechanisms.linear.fold._PIECE", 1)
+    monkeypatch.setattr("eyeline.budgets.budgets.scanned", 1)
+    monkeypatch.setattr("eyeline.budgets.budgets.folded", 1)
     monkeypatch.setattr("eyeline.mechanisms.linear.scan.CHUNK", 7)
     for length in (6, 7, 8, 14, 30):
         compare(inputs(length), feature_map, True)

@@ -13,7 +13,7 @@ from layers.dense import random
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 9])
 @pytest.mark.parametrize("lower", [False, True])
 def test_equals_a_product(rows: int, lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyeline.mechanisms.routed.sinkhorn._ROWS", rows)
+    monkeypatch.setattr("eyeline.budgets.budgets.mixed_rows", rows)
     p, x = random(2, 3, 7, 7), random(2, 3, 7, 5, seed=1).requires_grad_()
     p = (p.tril(-1) if lower else p).requires_grad_()
     found, due = beside(p, x, lower), torch.stack((x, p @ x), 3)

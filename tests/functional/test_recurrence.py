@@ -174,7 +174,7 @@ def test_goes_on_from_a_state(sizes: list[int], kind: str) -> None:
 
 
 def test_pieces_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyeline.mechanisms.linear.recurrence._PIECE", 1)
+    monkeypatch.setattr("eyeline.budgets.budgets.recurred", 1)
     assert_alike(
         drawn(200), gates("gates", 200), normalize=True, tokens=Tokens.packed([90, 100], length=200)
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
+from eyeline import memory
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.functional import attention, attention_with_lse, explain
 from eyeline.kernels import KERNELS, flex, reference
@@ -33,7 +34,7 @@ from eyeline.patterns import (
     sliding_window,
     streaming,
 )  # fmt: skip
-from eyeline.planning import dense_mask, flex_blocks, plan
+from eyeline.planning import dense_mask, plan
 from eyeline.planning.flex_blocks import block_mask
 from eyeline.planning.mask_mods import moved
 from eyeline.scores import Called, Softcap
@@ -116,7 +117,7 @@ def test_equals_create_block_mask_for_any_expression(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if overlapping:
-            patch.setattr(flex_blocks, "_LAID_OUT", 0)
+            patch.setattr("eyeline.budgets.budgets.blocks_laid_out", 0)
         q, k = tokens
         found = block_mask(pattern, q_tokens=q, k_tokens=k, block_size=block_size)
         assert_same(found, dense_mask(pattern, q_tokens=q, k_tokens=k), block_size)
@@ -142,7 +143,7 @@ def test_batched_tokens_and_heads_that_differ() -> None:
 
 
 def test_blocks_that_are_not_looked_up_stay_partial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_blocks, "_EVALUATED", 0)
+    monkeypatch.setattr("eyeline.budgets.budgets.block_pairs", 0)
     generator = torch.Generator().manual_seed(0)
     pattern = Predicate(lambda b, h, i, j: i // 32 >= j // 16, per_batch=False, per_head=False)
     found = block_mask(pattern, 101, block_size=16)
@@ -173,20 +174,20 @@ def test_memory_is_that_of_the_blocks() -> None:
 
 
 def test_more_blocks_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_blocks, "_MOST_BLOCKS", 20)
+    monkeypatch.setattr("eyeline.budgets.budgets.blocks", 20)
     with pytest.raises(InvalidArgument, match=r"causal has 21 blocks .* block_size of 32"):
         block_mask(Causal(), 96, block_size=16)
 
 
 def test_wider_tables_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_blocks, "_MOST_ENTRIES", 20)
+    monkeypatch.setattr("eyeline.budgets.budgets.block_entries", 20)
     with pytest.raises(InvalidArgument, match="6 rows of up to 6 blocks"):
         block_mask(Causal(), 96, block_size=16)
 
 
 @pytest.mark.parametrize("laid_out", [0, 1 << 20], ids=["overlapping", "in full"])
 def test_torch_can_work_with_the_block_mask(laid_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_blocks, "_LAID_OUT", laid_out)
+    monkeypatch.setattr("eyeline.budgets.budgets.blocks_laid_out", laid_out)
     pattern, length = streaming(37, 3), 200
     found, right = block_mask(pattern, length, block_size=16), dense_mask(pattern, length)
     theirs = from_dense(right[None, None], 16)
@@ -356,10 +357,10 @@ def test_which_changes_of_scores_it_takes() -> None:
 
 def test_it_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    flex._compiler_refusal.cache_clear()
+    memory.clear()
     assert "no-such-compiler is not there" in str(flex.refusal(request()))
     monkeypatch.undo()
-    flex._compiler_refusal.cache_clear()
+    memory.clear()
 
 
 def test_it_is_chosen_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

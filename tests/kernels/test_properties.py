@@ -44,7 +44,7 @@ def test_tiles_without_the_fused_operator(
 def test_tiles_in_small_pieces(
     holds: Callable[[Kernel, Case], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eyeline.kernels.execute._BUDGET", 20_000)
+    monkeypatch.setattr("eyeline.budgets.budgets.piece", 20_000)
     for case in CASES[1::4]:
         holds(tiles, case.wide() if case.value_width == 8 else case)
     for case in SCORED[2::6]:

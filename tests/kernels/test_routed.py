@@ -94,7 +94,7 @@ def test_heads_alone_and_together(
     above = torch.randn(B, H, L, E, dtype=torch.float64)
     due = torch.autograd.grad(expected[0], given, above)
     for places, count in ((1, H), (1 << 30, together[pattern == PER_HEAD])):
-        monkeypatch.setattr("eyeline.kernels.route_pieces._PLACES", places)
+        monkeypatch.setattr("eyeline.budgets.budgets.routed_together", places)
         work = Routed(route, pattern, *tokens(), E**-0.5, H // key_heads)
         assert len(work.heads) == B * count
         out, lse = run(work, *given)

@@ -63,7 +63,7 @@ def test_equals_the_matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if marked:  # and in pieces
-        monkeypatch.setattr("eyeline.kernels.route_pieces._BUDGET", 3000)
+        monkeypatch.setattr("eyeline.budgets.budgets.routed", 3000)
     route = drawn_route(columns, marked=marked)
     work, given = work_of(route, pattern), inputs(width)
     assert selected.serves(work)

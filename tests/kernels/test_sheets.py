@@ -29,7 +29,7 @@ def request(pattern: Pattern) -> Request:
 def test_every_head_is_in_one_strip(
     pattern: Pattern, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiles, "_SUMS", size)
+    monkeypatch.setattr("eyeline.budgets.budgets.half_sums", size)
     written = torch.zeros(2, 6), torch.zeros(2, 3)
     for strip in tiles.strips(request(pattern)):
         written[0][strip.row, strip.heads] += 1
@@ -45,7 +45,7 @@ def test_every_head_is_in_one_strip(
 
 
 def test_half_types_are_cut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_SUMS", 1)
+    monkeypatch.setattr("eyeline.budgets.budgets.half_sums", 1)
     half = request(sliding_window(37))
     assert len(list(tiles.strips(half))) == 6  # two rows of three key heads
     q, k, v = (x.float() for x in tensors())
@@ -59,7 +59,7 @@ def test_it_does_not_matter_how_few_heads_at_a_time(
 ) -> None:
     inputs, found = tensors(), []
     for size in (1, 1 << 30):
-        monkeypatch.setattr(tiles, "_SUMS", size)
+        monkeypatch.setattr("eyeline.budgets.budgets.half_sums", size)
         out = attention(*inputs, pattern, backend="tiles")
         found.append((out, *torch.autograd.grad(out.float().square().sum(), inputs)))
     for few, all_at_once in zip(*found, strict=True):

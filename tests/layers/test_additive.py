@@ -65,7 +65,7 @@ def test_any_pattern_a_few_queries_at_a_time(pattern: Pattern, length: int, budg
     results = []
     for limit in (1 << 40, budget):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(additive, "_BUDGET", limit)
+            patch.setattr("eyeline.budgets.budgets.hidden", limit)
             out = additive_attention(q, k, v, pattern, **weights, q_tokens=tokens, k_tokens=tokens)
             results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
     for whole, pieces in zip(*results, strict=True):
@@ -77,7 +77,7 @@ def test_dropout_of_pieces_is_seeded_and_right_in_expectation(
 ) -> None:
     (q, k, v), weights = inputs()
     want = additive_attention(q, k, v, **weights)
-    monkeypatch.setattr(additive, "_BUDGET", 10_000)
+    monkeypatch.setattr("eyeline.budgets.budgets.hidden", 10_000)
     w_q, grads = weights["w_q"].requires_grad_(), []
     for again in (additive.checkpoint, lambda rows, *given, use_reentrant: rows(*given)):
         monkeypatch.setattr(additive, "checkpoint", again)
@@ -102,7 +102,7 @@ def test_hidden_units_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         return x
 
     for budget in (1 << 30, 1):
-        monkeypatch.setattr(additive, "_BUDGET", budget)
+        monkeypatch.setattr("eyeline.budgets.budgets.hidden", budget)
         kept.append([])
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             additive_attention(q.requires_grad_(), k, v, **weights)

@@ -69,7 +69,7 @@ def test_the_weights_that_are_measured_are_those_of_a_trace() -> None:
 def test_sheets_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = llama().double(), ids(1, 23)[0].tolist()
     whole = concentration(model, text)
-    monkeypatch.setattr("eyeline.mechanisms.routed.scored._PAIRS", 50)
+    monkeypatch.setattr("eyeline.budgets.budgets.scored", 50)
     monkeypatch.setattr("eyeline.mechanisms.routed.scored._FEWEST_ROWS", 2)
     module, sizes = import_module("eyeline.measuring.concentration"), list[int]()
     parts = module._parts

@@ -146,7 +146,7 @@ def test_deterministic_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, inputs = Compressed(FACTOR, by="centroids"), heads()
     want = ours(*inputs)
     assert all(torch.equal(ours(*inputs), want) for _ in range(10))
-    monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", 50)
+    monkeypatch.setattr("eyeline.budgets.budgets.numbers", 50)
     same(ours(*inputs), want)
 
 

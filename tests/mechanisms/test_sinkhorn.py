@@ -104,9 +104,9 @@ def test_more_blocks_than_are_done_at_once(
     ours, inputs = made(network, pattern), [x.requires_grad_() for x in heads(20)]
     found = []
     for rows in (64, 2):
-        monkeypatch.setattr("eyeline.mechanisms.routed.sinkhorn._ROWS", rows)
+        monkeypatch.setattr("eyeline.budgets.budgets.mixed_rows", rows)
         monkeypatch.setattr("eyeline.mechanisms.routed.sorting._STEP", rows)
-        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", rows)
+        monkeypatch.setattr("eyeline.budgets.budgets.numbers", rows)
         out = ours(*inputs)
         found.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, *ours.parameters()])])
     for one, other in zip(*found, strict=True):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyeline import memory
 from eyeline.kernels import execute, flash, product, tiles
 from eyeline.kernels.request import Request
 from eyeline.patterns import (
@@ -31,7 +32,6 @@ from eyeline.patterns import (
 from eyeline.patterns.base import from_tests
 from eyeline.planning import Gathered, Run, Slab, plan
 from eyeline.planning.parts import Plan, Reordered
-from eyeline.planning.planner import planned
 from eyeline.testing import check_kernel, check_pattern
 from eyeline.testing.cases import Case, cases
 from eyeline.testing.kernel import PROPERTIES
@@ -43,9 +43,9 @@ Patch = pytest.MonkeyPatch
 @pytest.fixture(autouse=True)
 def forget_plans() -> Any:
     """Plans are remembered; a mutant must not leave its own behind."""
-    planned.cache_clear()
+    memory.clear()
     yield
-    planned.cache_clear()
+    memory.clear()
 
 
 def pattern_suite(pattern: Pattern) -> Callable[[], None]:
@@ -264,7 +264,7 @@ def test_the_suite_catches_it(plant: Callable[[Patch], Callable[[], None]]) -> N
         suite = plant(patch)
         with pytest.raises(AssertionError):
             suite()
-    planned.cache_clear()
+    memory.clear()
     if plant not in (sorted_keys_used_as_values, causal_upper_left):
         suite()  # what failed was the fault, not the suite
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyeline import memory
 from eyeline.kernels import execute, pieces
 from eyeline.patterns import (
     Bounds,
@@ -21,8 +22,6 @@ from eyeline.patterns import (
 )  # fmt: skip
 from eyeline.patterns.base import from_tests
 from eyeline.planning import layout, orders, palette, parts, peeling
-from eyeline.planning.planner import planned
-from eyeline.planning.refine import pyramid
 from eyeline.testing import check_pattern
 from eyeline.tokens.ordering import Ordering
 
@@ -42,8 +41,7 @@ def orders_cost_nothing(monkeypatch: Patch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    planned.cache_clear()
-    pyramid.cache_clear()
+    memory.clear()
 
 
 def suite(pattern: Pattern) -> Callable[[], None]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyeline import memory
 from eyeline.functional import attention
-from eyeline.kernels import request
 from eyeline.patterns import (
     Blocks,
     Bounds,
@@ -32,7 +32,6 @@ from eyeline.patterns import random_blocks as drawing
 from eyeline.patterns.base import from_tests
 from eyeline.patterns.random_blocks import Counts
 from eyeline.planning import dense_mask
-from eyeline.planning.planner import planned
 from eyeline.testing import check_pattern
 
 Patch = pytest.MonkeyPatch
@@ -43,10 +42,7 @@ DRAWN = Random(2, 7, head=0, length=131)
 
 def forget() -> None:
     """Plans, masks and draws are remembered; a mutant must not leave its own behind."""
-    planned.cache_clear()
-    request._dense.cache_clear()
-    request._visible.cache_clear()
-    drawing._counts.cache_clear()
+    memory.clear()
 
 
 @pytest.fixture(autouse=True)

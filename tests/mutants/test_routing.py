@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eyeline import Causal, Full
+from eyeline import Causal, Full, memory
 from eyeline.caches import Marked
 from eyeline.kernels import route, route_pieces
 from eyeline.kernels.route import Bags, Route, of_blocks
@@ -123,7 +123,7 @@ def buckets_join_at_their_edges(patch: Patch) -> Suite:
 
 
 def the_number_of_buckets_grows_with_the_text(patch: Patch) -> Suite:
-    buckets._own_factors.cache_clear()
+    memory.clear()
     patch.setattr(Hashing, "factors", lambda self, n: factors_about(n / self.bucket_size))
     return lambda: mechanism_lsh.test_decoding_equals_the_whole(5, Causal())
 
@@ -154,7 +154,7 @@ def the_last_centroid_of_a_few_wins(patch: Patch) -> Suite:
         self.centroid = similar.max(1).indices + first
 
     patch.setattr(membership._Leading, "meet", meet)
-    patch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", 1)
+    patch.setattr("eyeline.budgets.budgets.numbers", 1)
     return mechanism_kmeans.test_the_loss_and_its_gradient
 
 
@@ -193,5 +193,5 @@ def test_the_suite_catches_it(plant: Callable[[Patch], Suite]) -> None:
         run = plant(patch)
         with pytest.raises(AssertionError):
             run()
-    buckets._own_factors.cache_clear()
+    memory.clear()
     run()  # what failed was the fault, not the suite

@@ -30,7 +30,7 @@ from eyeline.patterns import (
     sliding_window,
     streaming,
 )  # fmt: skip
-from eyeline.planning import dense_mask, pairs, pictures
+from eyeline.planning import dense_mask, pairs
 from eyeline.planning.pictures import Picture, counted, draw, picture, scanned
 from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import Tokens
@@ -88,8 +88,8 @@ def test_scanning_never_loses_a_pair(
 ) -> None:
     """Scanned in full it counts; with little to look at it still knows what it does not know."""
     if few:
-        monkeypatch.setattr(pictures, "_TILES", 64)
-        monkeypatch.setattr(pictures, "_PAIRS", 256)
+        monkeypatch.setattr("eyeline.budgets.budgets.picture_tiles", 64)
+        monkeypatch.setattr("eyeline.budgets.budgets.picture_pairs", 256)
     tile, depth = side
     q, k = Tokens.arange(13, 331), Tokens.arange(0, 331)
     found = scanned(ATOMS[name], q, k, tile=tile, depth=depth)
@@ -109,7 +109,7 @@ def test_any_expression_is_counted(pattern: Pattern, length: int, tile: int) -> 
 @pytest.mark.parametrize("few", [False, True])
 def test_pads_and_documents(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if few:
-        monkeypatch.setattr(pictures, "_TILES", 16)
+        monkeypatch.setattr("eyeline.budgets.budgets.picture_tiles", 16)
     tokens = Tokens.packed([31, 0, 113, 1, 61], length=227)
     pattern = kept_apart(Causal(), tokens, tokens)
     right = by_definition(dense_mask(pattern, q_tokens=tokens, k_tokens=tokens), 16)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import sequences
 
-from eyeline import attention, dense_mask
+from eyeline import attention, dense_mask, memory
 from eyeline.kernels.pieces import add, pick, place
 from eyeline.patterns import (
     Causal,
@@ -29,7 +29,6 @@ from eyeline.patterns import (
 )  # fmt: skip
 from eyeline.planning import Plan, Reordered, Run, pairs, plan
 from eyeline.planning.peeling import both, common, negated, peel, replaced
-from eyeline.planning.planner import planned
 from eyeline.testing.kernel import largest_tensor
 from eyeline.testing.pattern import coverage
 from eyeline.tokens import Tokens
@@ -62,9 +61,9 @@ def orders_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So that atoms are taken out of short sequences too."""
     monkeypatch.setattr("eyeline.planning.parts._CALL", 0)
     monkeypatch.setattr("eyeline.planning.parts._PLACE", 0)
-    planned.cache_clear()
+    memory.clear()
     yield
-    planned.cache_clear()
+    memory.clear()
 
 
 @given(expressions, sequences(67), st.sampled_from([4, 16, 64]))
@@ -73,9 +72,9 @@ def test_every_pair_is_held_once(pattern: Pattern, tokens: Tokens, tile: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eyeline.planning.parts._CALL", 0)
         patch.setattr("eyeline.planning.parts._PLACE", 0)
-        planned.cache_clear()
+        memory.clear()
         made = plan(pattern, q_tokens=tokens, k_tokens=tokens, tile=tile)
-    planned.cache_clear()
+    memory.clear()
     mask = dense_mask(pattern, q_tokens=tokens, k_tokens=tokens)
     assert torch.equal(coverage(made), mask.long())
     assert pairs(pattern, q_tokens=tokens, k_tokens=tokens) == int(mask.sum())

@@ -86,7 +86,7 @@ def test_gradients_of_second_order_and_pieces(monkeypatch: pytest.MonkeyPatch) -
         assert torch.autograd.gradcheck(run, scores)
         assert torch.autograd.gradgradcheck(run, scores)
         whole = run(scores)
-        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", 1)
+        monkeypatch.setattr("eyeline.budgets.budgets.numbers", 1)
         assert torch.equal(run(scores), whole)
         monkeypatch.undo()
 

@@ -34,7 +34,7 @@ PATTERNS = [
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sheets of a few rows, and ranges of a few keys."""
     if request.param:
-        monkeypatch.setattr(scored, "_PAIRS", 60)
+        monkeypatch.setattr("eyeline.budgets.budgets.scored", 60)
         monkeypatch.setattr(scored, "_FEWEST_ROWS", 2)
         monkeypatch.setattr(scored, "_RANGE", 4)
 

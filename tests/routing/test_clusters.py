@@ -72,7 +72,7 @@ def test_nearest_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     x, centres = random(H, L, E), random(H, 7, E, seed=1)
     due = torch.cdist(x, centres).argmin(-1)
     for products in (1 << 22, 2 * H * 7, 1):
-        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", products)
+        monkeypatch.setattr("eyeline.budgets.budgets.numbers", products)
         assert torch.equal(nearest(x, centres), due)
 
 

@@ -151,7 +151,7 @@ def test_close_calls_are_decided_in_float64() -> None:
 def test_hashing_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(41)
     whole = hashed(x, (4, 6), rounds=A, seed=7)
-    monkeypatch.setattr("eyeline.mechanisms.routed.buckets._BUDGET", 3000)
+    monkeypatch.setattr("eyeline.budgets.budgets.hashed", 3000)
     assert torch.equal(whole, hashed(x, (4, 6), rounds=A, seed=7))
 
 

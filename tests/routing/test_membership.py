@@ -116,7 +116,7 @@ def test_similarities_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     q_tokens, k_tokens = default_tokens(L, S)
     routes = []
     for products in (1 << 22, 3 * H * L, 1):
-        monkeypatch.setattr("eyeline.mechanisms.routed.clusters._NUMBERS", products)
+        monkeypatch.setattr("eyeline.budgets.budgets.numbers", products)
         routes.append(membership(query, key, centroids, 7, q_tokens=q_tokens, k_tokens=k_tokens))
     for route in routes[1:]:
         assert torch.equal(route.queries, routes[0].queries)

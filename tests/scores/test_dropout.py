@@ -62,7 +62,7 @@ def test_kernels_drop_the_same_weights_forward_and_backward(place: Place) -> Non
 def test_the_very_same_ones_in_reordered_plans_and_small_pieces(
     pattern: Pattern, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eyeline.kernels.execute._BUDGET", budget)
+    monkeypatch.setattr("eyeline.budgets.budgets.piece", budget)
     q, k = (torch.zeros(2, heads, N, 4) for heads in (HEADS, KEY_HEADS))
     v = torch.eye(N).expand(2, KEY_HEADS, N, N)
     weights = []

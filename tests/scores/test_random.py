@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from eyeline.kernels import KERNELS, execute
+from eyeline.budgets import budgets
+from eyeline.kernels import KERNELS
 from eyeline.kernels.request import Request
 from eyeline.patterns import Pattern
 from eyeline.scores import (
@@ -73,11 +74,11 @@ def test_parity(
     request = Request(*tensors, pattern, *tokens, 0.4, steps=steps)
     modules = [mod for mod in dict.fromkeys(mods) if isinstance(mod, nn.Module)]
     learned = [x for module in modules for x in module.parameters()]
-    usual = execute._BUDGET
-    execute._BUDGET = budget
+    usual = budgets.piece
+    budgets.piece = budget
     try:
         for kernel in KERNELS:
             if kernel.NAME != "flex" and kernel.refusal(request) is None:
                 parity_of(kernel, request, learned)
     finally:
-        execute._BUDGET = usual
+        budgets.piece = usual

@@ -8,6 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from eyeline.memory import traced
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -87,7 +89,7 @@ class Strip:
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the new slots; returns the slots that are in use."""
-        if torch.compiler.is_compiling():
+        if traced():
             return self._stored(0, layer, key), self._stored(1, layer, value)
         self._new_keys[layer].copy_(key)
         self._new_values[layer].copy_(value)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from eyeline.budgets import budgets
 from eyeline.checkpoints.base import (
     BytePairs,
     Checkpoint,
@@ -90,11 +91,6 @@ def _token_id(path: Path, fields: Mapping[str, object], pairs: BytePairs, name: 
 
 def _special(pairs: BytePairs, ids: Mapping[str, int | None]) -> dict[str, str]:
     return {name: pairs.tokens[index] for name, index in ids.items() if index is not None}
-
-
-# Numbers expanded at once: the intermediates stay in the processor's cache, and torch copies so
-# many with one thread. On a busy machine, waiting for a second one costs far more than the copy.
-_PIECE = 32_768
 
 
 def is_gguf(path: Path) -> bool:
@@ -199,14 +195,14 @@ def _info(path: Path, tensor: StoredTensor) -> TensorInfo:
 
 
 def _expand(raw: Any, kind: int, out: torch.Tensor) -> None:
-    """Fill `out` from the quantised bytes, `_PIECE` numbers at a time."""
+    """Fill `out` from the quantised bytes, `budgets.expanded` numbers at a time."""
     import torch
 
     gguf = optional("gguf")
     quantised = gguf.GGMLQuantizationType(kind)
     block, nbytes = gguf.GGML_QUANT_SIZES[quantised]
     blocks, flat = raw.reshape(-1, nbytes), out.reshape(-1, block)
-    step = _PIECE // block
+    step = budgets.expanded // block
     for begin in range(0, len(blocks), step):
         # One long row: the library works on sixteen rows at a time, whatever their length.
         row = blocks[begin : begin + step].reshape(1, -1)

@@ -112,16 +112,7 @@ _STAGES = ("picture", "plan", "cost", "longest path", "cache", "kernels")
 
 def report(asked: Asked, *, progress: Callable[[str, int, int], object]) -> Report:
     """Everything about the pattern. progress: called with what is done, how far, of how much."""
-    threads = torch.get_num_threads()
-    # The tensors are small. On a busy machine several threads would wait for each other.
-    torch.set_num_threads(1)
-    try:
-        return _found(asked, progress)
-    finally:
-        torch.set_num_threads(threads)
 
-
-def _found(asked: Asked, progress: Callable[[str, int, int], object]) -> Report:
     def stage(name: str) -> None:
         progress(name, _STAGES.index(name), len(_STAGES))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple, final
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from eyeline.checks import check_number, check_size
 from eyeline.encodings.rotary_scaling import Scaling
 from eyeline.errors import InvalidArgument
+from eyeline.memory import remembered_property
 
 Layout = Literal["half", "interleaved"]
 
@@ -65,7 +65,7 @@ class Rotary:
         """The number of features that turn."""
         return self.head_dim if self.rotated is None else self.rotated
 
-    @cached_property
+    @remembered_property
     def frequencies(self) -> Tensor:
         """How far each pair turns per position, in radians: float64 (turned / 2,), on the CPU."""
         with torch.inference_mode(False):

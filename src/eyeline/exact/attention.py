@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from eyeline.exact.call import Call, PatternLike, ScoreModLike, check_call, make
 from eyeline.exact.compiled import compiled
 from eyeline.exact.dispatch import choose, reasons
 from eyeline.kernels import reference, tiles
+from eyeline.memory import remembered, traced
 from eyeline.patterns import Full
 from eyeline.tokens import Tokens
 
@@ -112,7 +112,7 @@ def attention_weights(
 
 
 def _served(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
-    if torch.compiler.is_compiling():
+    if traced():
         return compiled(call, backend)
     # After a graph break torch.compile would trace every function from here on, plans and all.
     return _untraced()(call, backend) if "torch._dynamo" in sys.modules else _run(call, backend)
@@ -128,7 +128,7 @@ def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
         return kernel.run(request)
 
 
-@cache
+@remembered(4)
 def _untraced() -> Callable[[Call, str], tuple[Tensor, Tensor | None]]:
     """``_run`` with what it calls, kept from torch.compile. Importing that takes a second."""
     run: Callable[[Call, str], tuple[Tensor, Tensor | None]] = torch.compiler.disable(_run)

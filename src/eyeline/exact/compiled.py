@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call
@@ -21,9 +22,6 @@ from eyeline.patterns import Causal, Full
 from eyeline.scores import Softcap, Step
 from eyeline.scores.columns import tabulate
 from eyeline.tokens import LARGEST, NOBODY
-
-# A curve that tells no more distances apart is laid out whole, whatever the lengths are.
-_WHOLE = 1 << 16
 
 
 class _Steps(NamedTuple):
@@ -139,7 +137,7 @@ def _distances(call: Call, step: Step) -> tuple[Tensor, int | None]:
     """The distances of a step's table, and the first one if it does not depend on the call."""
     low, high = step.reach
     device = call.query.device
-    if low is not None and high is not None and high - low < _WHOLE:
+    if low is not None and high is not None and high - low < budgets.tabulated:
         return torch.arange(low, high + 1, device=device), low
     # As many as differ in sequences without gaps, and never none.
     count = call.query.shape[2] + call.key.shape[2] + 1

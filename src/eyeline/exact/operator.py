@@ -7,6 +7,7 @@ serves every length. Its derivative is an operator too.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -20,6 +21,7 @@ from eyeline.exact.dispatch import choose
 from eyeline.exact.packed import CURVES, Packed, entries
 from eyeline.kernels import scoring, tiles
 from eyeline.kernels.request import Request
+from eyeline.memory import remembered
 from eyeline.scores import Dropout, Softcap, Step
 from eyeline.tokens import Tokens, default_tokens
 
@@ -27,11 +29,6 @@ from eyeline.tokens import Tokens, default_tokens
 #
 # A graph of torch.compile hands an operator positions, not the object that stands for them; plans
 # are remembered by the object. So the last few are kept, and equal positions get the same one.
-
-
-# Queries and keys of a few layers that look at different sequences.
-_MOST = 16
-_known: tuple[Tokens, ...] = ()
 
 
 def recent_tokens(
@@ -42,18 +39,29 @@ def recent_tokens(
     They hold copies on the CPU: a compiled graph writes over what it has handed out.
     Raises InvalidArgument for numbers that cannot be positions, documents or segments.
     """
-    global _known
-    asked = Tokens(positions, documents, segments).host
-    known = _known
-    for index, tokens in enumerate(known):
-        if tokens.equals(asked):
-            if index:
-                _known = (tokens, *known[:index], *known[index + 1 :])
-            return tokens
+    columns = (positions, documents, segments)
+    contents = (None if x is None else _content(x.cpu()) for x in columns)
+    return _holding(tuple(positions.shape), *contents)
+
+
+# Queries and keys of a few layers that attend to different sequences.
+@remembered(32)
+def _holding(shape: tuple[int, ...], *contents: bytes | None) -> Tokens:
     with torch.inference_mode(False):
-        copied = asked.mapped(Tensor.clone)
-    _known = (copied, *known[: _MOST - 1])
-    return copied
+        return Tokens(*(_tensor(shape, x) for x in contents))  # type: ignore[arg-type]
+
+
+def _content(numbers: Tensor) -> bytes:
+    numbers = numbers.contiguous()
+    return ctypes.string_at(numbers.data_ptr(), numbers.nbytes)
+
+
+def _tensor(shape: tuple[int, ...], content: bytes | None) -> Tensor | None:
+    if content is None:
+        return None
+    if not content:
+        return torch.zeros(shape, dtype=torch.int64, device="cpu")
+    return torch.frombuffer(bytearray(content), dtype=torch.int64).view(shape)
 
 
 # From an operator's arguments back to a request: what happens when a compiled graph runs.

@@ -7,12 +7,12 @@ its curve gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
 
 from eyeline.errors import NotSupported
+from eyeline.memory import remembered
 from eyeline.patterns import ATOMS, VOCABULARY, And, Blocks, Explicit, Not, Or, Pattern, parse
 from eyeline.patterns.algebra import Compound
 from eyeline.patterns.parser import MAX_CHARACTERS
@@ -58,11 +58,11 @@ def _check_value(name: str, value: object) -> None:
 
 def read(text: str, bound: tuple[Pattern, ...] = ()) -> Pattern:
     """``parse``, which remembers what it read, for a call that runs again and again."""
-    return parse(text, bound) if bound else _remembered(text, changes())
+    return parse(text, bound) if bound else _parsed(text, changes())
 
 
-@lru_cache(maxsize=256)
-def _remembered(text: str, changes: int) -> Pattern:
+@remembered(256)
+def _parsed(text: str, changes: int) -> Pattern:
     """changes: how often words were added, of which one may have taken another's place."""
     return parse(text)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.checks import wide_dtype
 from eyeline.errors import NotSupported
 from eyeline.exact.call import PatternLike, ScoreModLike, make_request
@@ -29,10 +30,6 @@ from eyeline.tokens.ordering import Ordering
 #
 # For what keeps something of each pair, or adds something up for each key. Output and log-sum-exp
 # alone come from ``execute``, which need not know slots.
-
-
-# Working memory of one block, in bytes.
-_BUDGET = 4 << 20
 
 
 class Slots(NamedTuple):
@@ -117,7 +114,7 @@ def _of_plan(sheet: Sheet, plan: Plan, inputs: Inputs, slots: Slots) -> Iterator
             inner = Slots(_at(slots.q, part.q_order), _at(slots.k, part.k_order))
             yield from _of_plan(sheet, part.plan, some, inner)
         else:
-            for piece in pieces(plan, part, footprint, _BUDGET):
+            for piece in pieces(plan, part, footprint, budgets.piece):
                 q, k = piece.queries(slots.q)[:, 0], piece.keys(slots.k)[:, 0]
                 yield Spot(sheet, inputs, piece, q, k)
 

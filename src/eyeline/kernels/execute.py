@@ -9,23 +9,18 @@ Tensors here are those of one batch row: query (H, L, E), key (Hk, S, E), value 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from eyeline.budgets import at_once, budgets
 from eyeline.kernels import flash
 from eyeline.kernels.merge import shares_of_two
 from eyeline.kernels.pieces import Footprint, Piece, add, pick, pieces, take_in
 from eyeline.kernels.scoring import Scoring
 from eyeline.planning import Block, Plan, Reordered
 from eyeline.tokens.ordering import Ordering
-
-# Working memory of one piece, in bytes.
-_BUDGET = 4 << 20
-# What is held in another order at once, in bytes: it should stay in the processor's cache.
-_ORDERED = 16 << 20
 
 
 class Inputs(NamedTuple):
@@ -72,7 +67,6 @@ def forward(
 
     first: whether they hold no result yet, but 0 and -inf.
     """
-    _keep_freed_memory()
     touched = bytearray(out.shape[1]) if first else bytearray(b"\1" * out.shape[1])
     for part in plan.parts:
         if isinstance(part, Reordered):
@@ -92,16 +86,6 @@ def backward(plan: Plan, inputs: Inputs, known: Known, grads: Gradients, scale: 
             _backward_block(plan, part, inputs, known, grads, scale)
 
 
-@cache
-def _keep_freed_memory() -> None:
-    """Once in a process: let the pieces' results lie in the same memory again and again.
-
-    glibc gives freed blocks back to the system, and takes them anew page by page, once they are
-    larger than any that was freed before, up to 32 MiB. This raises that limit; nothing is touched.
-    """
-    torch.UntypedStorage(31 << 20, device="cpu")
-
-
 def _forward_block(
     plan: Plan,
     part: Block,
@@ -114,7 +98,7 @@ def _forward_block(
     q, k, v, scoring = inputs
     fused = flash.serves(q, v) and (scoring is None or scoring.is_bias)
     footprint = _footprint(inputs, fused=fused, backward=False)
-    for piece in pieces(plan, part, footprint, _BUDGET):
+    for piece in pieces(plan, part, footprint, budgets.piece):
         mask = None if piece.mask is None else piece.mask.to(q.device)
         blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
         steps = None if scoring is None else scoring.at(piece, blocks[0], scale)
@@ -142,7 +126,7 @@ def _backward_block(
     fused = flash.serves(q, v) and known.grad_lse is None
     fused = fused and (scoring is None or (scoring.is_bias and not scoring.is_trained))
     footprint = _footprint(inputs, fused=fused, backward=True)
-    for piece in pieces(plan, part, footprint, _BUDGET):
+    for piece in pieces(plan, part, footprint, budgets.piece):
         mask = None if piece.mask is None else piece.mask.to(q.device)
         blocks = (piece.queries(q), piece.keys(k), piece.keys(v))
         merged = (piece.queries(known.out), piece.queries(known.lse))
@@ -207,7 +191,7 @@ def _few_heads(part: Reordered, inputs: Inputs) -> Iterator[tuple[slice, slice]]
     groups = q.shape[0] // max(k.shape[0], 1)
     places = part.plan.q_tokens.length * groups + part.plan.k_tokens.length
     each = places * (q.shape[2] + v.shape[2]) * q.element_size()
-    count = max(_ORDERED // max(each, 1), 1)
+    count = at_once(each, budgets.ordered)
     for first in range(0, k.shape[0], count):
         end = min(first + count, k.shape[0])
         yield slice(first * groups, end * groups), slice(first, end)

@@ -7,14 +7,13 @@ in ``plain``.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from eyeline.kernels import product
 from eyeline.kernels.merge import Results
 from eyeline.kernels.product import Steps, barred, sees_somebody
+from eyeline.memory import remembered
 
 NAME = "flash"
 
@@ -109,7 +108,7 @@ def _computed(x: Tensor) -> Tensor:
     return x.float() if halved else x
 
 
-@cache
+@remembered(4)
 def _has_units(dtype: torch.dtype) -> bool:
     name = "_is_amx_fp16_supported" if dtype is torch.float16 else "_is_amx_tile_supported"
     return bool(getattr(torch.cpu, name, lambda: False)())

@@ -10,16 +10,16 @@ import inspect
 import os
 import shutil
 from collections.abc import Callable
-from functools import cache, lru_cache
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eyeline.kernels.request import Request
+from eyeline.memory import remembered
 from eyeline.patterns import Pattern
-from eyeline.patterns.remember import remember
 from eyeline.planning.flex_blocks import block_mask
 from eyeline.tokens import Tokens, default_tokens
 
@@ -60,7 +60,7 @@ def _refusal_on_cpu(request: Request) -> str | None:
     return _compiler_refusal()
 
 
-@lru_cache(maxsize=1)
+@remembered(1)
 def _compiler_refusal() -> str | None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler.split()[0] if compiler else "g++") is None:
@@ -96,7 +96,7 @@ def _slots_are_positions(request: Request) -> bool:
     return starts_at_0 and (request.q_tokens, request.k_tokens) == default
 
 
-@cache
+@remembered(4)
 def compiled(device: str) -> Callable[..., Any]:
     """flex_attention, compiled for each kind of pattern and shape of heads.
 
@@ -123,7 +123,7 @@ def _mask_of(request: Request) -> Any:
     return _mask(request.pattern, *tokens, batch, heads, request.query.device)
 
 
-@remember(maxsize=16)
+@remembered(16, unless=attrgetter("bound"))
 def _mask(
     pattern: Pattern,
     q: Tokens,

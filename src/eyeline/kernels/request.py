@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import final
 
 import torch
 from torch import Tensor
 
 from eyeline.checks import wide_dtype
+from eyeline.memory import remembered
 from eyeline.patterns import Pattern
-from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask
 from eyeline.scores import Called, OutputStep, Pairs, ScoreStep, Step, WeightStep
 from eyeline.tokens import Tokens
@@ -123,7 +124,7 @@ def _key(request: Request) -> _Key:
     return (request.pattern, *tokens, batch, heads, request.query.device)
 
 
-@remember(maxsize=16)
+@remembered(16, unless=attrgetter("bound"))
 def _dense(
     pattern: Pattern,
     q: Tokens,
@@ -138,7 +139,7 @@ def _dense(
     return mask.unsqueeze(1) if mask.dim() == 3 else mask
 
 
-@remember(maxsize=16)
+@remembered(16, unless=attrgetter("bound"))
 def _visible(
     pattern: Pattern,
     q: Tokens,

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import widened
 from eyeline.kernels.product import Pairing, Steps
 from eyeline.kernels.route import Bags, Route, bags, gathered, of_blocks, one_after_the_other
@@ -147,10 +148,8 @@ def _taken(x: Tensor, slots: Tensor) -> Tensor:
 
 # What is done along a route: a few heads at a time, and of these a few blocks at a time.
 
-# Working memory of one piece, in bytes, and what a pair takes of it: its score, mask and bools.
-_BUDGET, _PAIR = 16 << 20, 16
-# Heads are taken together up to so many places: calls cost more than such short sequences do.
-_PLACES = 1 << 13
+# What a pair of a piece takes, in bytes: its score, mask and bools.
+_PAIR = 16
 
 
 @final
@@ -191,7 +190,7 @@ class Routed:
         """The first head of each few, and how many: of one key head, or each of its own."""
         places = self.route.queries[:1, :1].numel() + self.route.keys[:1, :1].numel()
         # Steps work for one head: it has a table of its own, and dropout hashes its number.
-        most = 1 if self.steps else max(_PLACES // max(places, 1), 1)
+        most = 1 if self.steps else at_once(places, budgets.routed_together)
         for _, alike in groupby(heads, lambda head: head // self.groups if self.groups > 1 else 0):
             run = list(alike)
             yield from ((run[i], len(run[i : i + most])) for i in range(0, len(run), most))
@@ -277,7 +276,7 @@ class Heads:
         """A few blocks of every lane at a time; place: the bytes that are read for a place."""
         route = self.work.route
         block = route.rows * route.columns * _PAIR + (route.rows + route.columns) * place
-        count = max(_BUDGET // (block * max(self.lanes, 1)), 1)
+        count = max(budgets.routed // (block * max(self.lanes, 1)), 1)
         q = self._points(self._own(route.queries), self.q_tokens)
         k = self._points(self._own(route.keys), self.k_tokens)
         slots = self.queries, self.keys

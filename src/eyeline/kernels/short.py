@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.kernels import reference
 from eyeline.kernels.request import Request
 
 NAME = "short"
-
-# Up to so many weights, over all batch rows and heads, the whole matrix is faster than tiles.
-_WEIGHTS = 1 << 20
 
 
 def refusal(request: Request) -> str | None:
@@ -23,8 +21,8 @@ def refusal(request: Request) -> str | None:
         return "it is for score modifiers and dropout; without them nothing is gained"
     batch, heads, queries, _ = request.query.shape
     count = batch * heads * queries * request.key.shape[2]
-    if count > _WEIGHTS:
-        return f"{count:,} weights are more than {_WEIGHTS:,}: tiles are faster"
+    if count > budgets.short_weights:
+        return f"{count:,} weights are more than {budgets.short_weights:,}: tiles are faster"
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.checks import wide_dtype
 from eyeline.kernels import scoring
 from eyeline.kernels.autograd import only_once
@@ -29,10 +30,6 @@ from eyeline.scores import Step, Table
 from eyeline.tokens import Tokens
 
 # Which batch rows and heads share a plan, and in which order they are computed.
-
-
-# What sums of half types take in float32 at once, in bytes, of each tensor.
-_SUMS = 8 << 20
 
 
 @final
@@ -98,7 +95,7 @@ def _few_heads(request: Request) -> Iterator[slice]:
         yield slice(0, heads)
         return
     longest = max(request.query.numel(), request.key.numel(), request.value.numel(), 1)
-    share = heads * request.query.shape[0] * _SUMS // (4 * longest)
+    share = heads * request.query.shape[0] * budgets.half_sums // (4 * longest)
     count = max(share // request.groups, 1) * request.groups
     for first in range(0, heads, count):
         yield slice(first, min(first + count, heads))

@@ -12,6 +12,7 @@ from eyeline.caches import Cache
 from eyeline.checks import check_sizes, equal
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.mechanisms import Mechanism
+from eyeline.memory import traced
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
 from eyeline.tokens.ordering import Ordering, sorted_by
@@ -120,13 +121,13 @@ def check_same(name: str, given: Tokens, made: Tokens, words: str) -> None:
 
 
 def _equal(one: Tokens, other: Tokens) -> bool:
-    if torch.compiler.is_compiling():  # a graph has no numbers before it runs
+    if traced():  # a graph has no numbers before it runs
         return False
     return one.equals(other)
 
 
 def _brief(tokens: Tokens) -> str:
-    if torch.compiler.is_compiling():
+    if traced():
         return str(tuple(tokens.positions.shape))
     documents = "" if tokens.documents is None else ", with documents"
     return f"{tuple(tokens.positions.shape)} from {tokens.positions[..., :1].tolist()}{documents}"
@@ -185,7 +186,7 @@ def order_of(name: str, x: Tensor, tokens: Tokens | None) -> Ordering:
     check_tokens("q_tokens", tokens, *x.shape[:2])
     if tokens.documents is not None:
         raise NotSupported(f"{name} would carry one document to the next: give each a row")
-    if torch.compiler.is_compiling():
+    if traced():
         raise NotSupported(f"{name} looks up where tokens stand, which a graph does not know")
     return sorted_by(tokens, "positions", device=x.device)
 

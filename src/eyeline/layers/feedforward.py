@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from eyeline.budgets import budgets
 from eyeline.checks import check_sizes, probability
 from eyeline.errors import InvalidArgument
 
 # Work on each token alone, done some tokens at a time.
-
-# What lies between two products of this many rows still fits the processor's cache.
-_ROWS = 1024
 
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -24,9 +22,9 @@ def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     The memory between its steps is that of 1,024 rows, and a long text is read faster for it.
     """
     rows = x.flatten(0, -2)
-    if rows.shape[0] <= _ROWS:
+    if rows.shape[0] <= budgets.fed_rows:
         return function(x)
-    out = torch.cat([function(part) for part in rows.split(_ROWS)])
+    out = torch.cat([function(part) for part in rows.split(budgets.fed_rows)])
     return out.view(*x.shape[:-1], -1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from eyeline.encodings import Added, Rotary, Sinusoidal
 from eyeline.encodings.rotary import Tables
 from eyeline.errors import InvalidArgument
+from eyeline.memory import remembered, traced
 from eyeline.scores import ScoreMod
 from eyeline.tokens import Tokens, default_tokens
 
@@ -75,12 +75,12 @@ def added_at(encoding: Added | None, x: Tensor, tokens: Tokens | None) -> Tensor
     if encoding is None:
         return x
     tokens = tokens if tokens is not None else default_tokens(x.shape[1], x.shape[1])[0]
-    if isinstance(encoding, Sinusoidal) and not torch.compiler.is_compiling():
+    if isinstance(encoding, Sinusoidal) and not traced():
         return x + _sinusoidal(encoding, tokens, x.dtype, x.device)
     return x + encoding.table(tokens.encoded.to(x.device), dtype=x.dtype)
 
 
-@lru_cache(maxsize=8)
+@remembered(8)
 def _sinusoidal(
     encoding: Sinusoidal, tokens: Tokens, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -93,12 +93,12 @@ def rotary_tables(rotary: Rotary, tokens: Tokens, like: Tensor) -> Tables:
 
     They are remembered by the tokens themselves, so that layers which share them share the tables.
     """
-    if torch.compiler.is_compiling():
+    if traced():
         return rotary.tables(tokens.encoded.to(like.device), dtype=like.dtype)
-    return _remembered(rotary, tokens, like.dtype, like.device)
+    return _tables(rotary, tokens, like.dtype, like.device)
 
 
-@lru_cache(maxsize=8)
-def _remembered(rotary: Rotary, tokens: Tokens, dtype: torch.dtype, device: torch.device) -> Tables:
+@remembered(8)
+def _tables(rotary: Rotary, tokens: Tokens, dtype: torch.dtype, device: torch.device) -> Tables:
     with torch.inference_mode(False), torch.no_grad():
         return rotary.tables(tokens.encoded.to(device), dtype=dtype)

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from eyeline.checks import check_sizes
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.checks import check_input, check_tokens, order_of
+from eyeline.memory import traced
 from eyeline.patterns import Dilated
 from eyeline.planning import max_path_length, pairs
 from eyeline.planning.cost import Asked, Countable, Work, numbers_in
 from eyeline.tokens import NOBODY, Tokens
-from eyeline.tokens.ordering import neighbours, real_slots, remembered
+from eyeline.tokens.ordering import neighbours, real_slots, remembered_by_tokens
 
 # A convolution along the sequence with the call of an attention layer.
 
@@ -56,7 +57,7 @@ class Convolution(nn.Module, Countable):
         if q_tokens is None:
             return self._along(x)
         check_tokens("q_tokens", q_tokens, *x.shape[:2])
-        if torch.compiler.is_compiling():
+        if traced():
             raise NotSupported(
                 "a convolution looks up where tokens stand, which a graph does not know"
             )
@@ -102,7 +103,7 @@ class Convolution(nn.Module, Countable):
         return f"causal={self.causal}"
 
 
-@remembered
+@remembered_by_tokens
 def _side_by_side(tokens: Tokens) -> bool:
     """Whether neighbours by position lie as neighbours in the tensor, in one document."""
     positions = torch.atleast_2d(tokens.host.positions)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import check_size, probability, widened
 from eyeline.errors import InvalidArgument
 from eyeline.exact.call import PatternLike, as_pattern, make_request
@@ -17,9 +18,6 @@ from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.patterns import Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens
-
-# What the hidden units of some queries take at once, in bytes.
-_BUDGET = 32 << 20
 
 
 def additive_attention(
@@ -136,7 +134,7 @@ def _by_queries(request: Request, w_v: Tensor, dropout_p: float) -> Tensor:
     batch, heads, length, hidden = query.shape
     mask = mask_of(request)
     row = batch * heads * key.shape[2] * hidden * query.element_size()
-    step = max(_BUDGET // max(row, 1), 1)
+    step = at_once(row, budgets.hidden)
     if step >= length:
         return _rows(query, key, value, w_v, mask, dropout_p)
     pieces = []

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from operator import attrgetter
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from eyeline.budgets import budgets
 from eyeline.checks import check_size, wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention_with_lse
 from eyeline.kernels.merge import merge
 from eyeline.mechanisms.base import Heads, Mechanism, register
 from eyeline.mechanisms.exact import Exact
+from eyeline.memory import remembered, traced
 from eyeline.patterns import Full, Pattern, Window
-from eyeline.patterns.remember import remember
 from eyeline.planning import dense_mask, pairs
 from eyeline.planning.cost import Asked, CallSizes, Work, numbers_in, of_pattern
 from eyeline.scores import ScoreMod
@@ -206,9 +207,6 @@ class ExtraKeys(Mechanism):
 
 # A few tokens that do not belong to the sequence: they look at all of it, and all look at them.
 
-# So many pairs are asked, at most, whether a token looks ahead.
-_PAIRS = 1 << 22
-
 
 @final
 class ExtraTokens(Mechanism):
@@ -308,7 +306,7 @@ class ExtraTokens(Mechanism):
 
     def _sequence(self, q: Tokens | None, k: Tokens | None, query: Tensor, key: Tensor) -> Tokens:
         """The tokens without the extra slots."""
-        if torch.compiler.is_compiling():
+        if traced():
             raise NotSupported(
                 "extra tokens look up where the others stand, which a graph does not know before "
                 "it runs: compile with fullgraph=False, and these layers run as they are"
@@ -333,14 +331,14 @@ class ExtraTokens(Mechanism):
         return f"count={self.count}"
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _with(tokens: Tokens, count: int) -> Tokens:
     if tokens.documents is not None:
         raise NotSupported("extra tokens would carry one document to the next")
     return tokens.mapped(lambda column: functional.pad(column, (count, 0), value=NOBODY))
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _without(tokens: Tokens, count: int) -> Tokens:
     """Remembered, so that all layers share one object, and the plans made for it."""
     extra = tokens.positions[..., :count]
@@ -352,13 +350,13 @@ def _without(tokens: Tokens, count: int) -> Tokens:
     return tokens.mapped(lambda column: column[..., count:])
 
 
-@remember(maxsize=16)
+@remembered(16, unless=attrgetter("bound"))
 def _looks_at_none_ahead(pattern: Pattern, tokens: Tokens, heads: int) -> int | None:
     """A position that nobody after it is looked at from, as far as some hundred of them tell."""
     host = tokens.host
     rows = torch.atleast_2d(host.positions)
     row = host.row(int((rows != NOBODY).sum(-1).argmax()))
-    step = max(row.length // max(min(256, _PAIRS // max(row.length, 1)), 1), 1)
+    step = max(row.length // max(min(256, budgets.asked_ahead // max(row.length, 1)), 1), 1)
     some = row.mapped(lambda column: column[::step])
     varies = pattern.varies_by & {"batch", "head"}
     rules = [pattern.at(0, head) for head in range(heads)] if varies else [pattern]

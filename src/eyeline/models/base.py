@@ -19,6 +19,7 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.layers.checks import check_tokens
 from eyeline.layers.stack import following
 from eyeline.mechanisms import Heads, Mechanism, Recipe
+from eyeline.memory import traced
 from eyeline.patterns import Pattern
 from eyeline.tokens import NOBODY, Tokens
 
@@ -277,7 +278,7 @@ class LanguageModel(Model):
         positions, longest = tokens.encoded, self.longest
         if longest is None or not positions.numel() or positions.device.type != "cpu":
             return
-        if not torch.compiler.is_compiling() and int(positions.max()) >= longest:
+        if not traced() and int(positions.max()) >= longest:
             raise InvalidArgument(
                 f"position {int(positions.max()):,}: this model has learned the positions 0 to "
                 f"{longest - 1:,} and there is nothing beyond; give a shorter text"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, final
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from eyeline.checks import check_whole
 from eyeline.errors import InvalidArgument
+from eyeline.memory import remembered_property
 from eyeline.patterns.base import UNKNOWN, Bounds, Pattern, from_tests
 from eyeline.tokens import Points
 
@@ -148,7 +148,7 @@ class Blocks(Pattern):
 
         return block_verdict(q, k, size=self.size, shape=(rows, columns), count=count)
 
-    @cached_property
+    @remembered_property
     def _sums(self) -> Tensor:
         """sums[r, c] = how many blocks are chosen in the first r rows and c columns."""
         sums = self.layout.cumsum(0, dtype=torch.int64).cumsum(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import final
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eyeline.checks import check_whole
 from eyeline.errors import InvalidArgument
+from eyeline.memory import remembered
 from eyeline.patterns.base import Bounds, MaskMod, Pattern, View, from_tests
 from eyeline.tokens import NOBODY, Points, Tokens
 
@@ -134,7 +135,7 @@ def _spans(members: Sequence[int]) -> list[tuple[int, int]]:
     return spans
 
 
-@lru_cache(maxsize=64)
+@remembered(64)
 def _sorted(members: tuple[int, ...]) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(members, dtype=torch.int64, device="cpu")

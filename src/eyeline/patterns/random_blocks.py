@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.checks import check_whole
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import absorb, sample, seeded
+from eyeline.memory import remembered
 from eyeline.patterns.base import Bounds, MaskMod, Pattern
 from eyeline.patterns.blocks import block_signature, block_verdict, blocks_of
 from eyeline.tokens import Points
@@ -55,7 +57,9 @@ class Counts:
         columns = self._columns.to(first.device)
         count = torch.zeros_like(first + c0)
         for place in (first + n for n in range(most)):
-            column = columns[place.clamp(max=len(columns) - 1)]
+            # columns[place] would be shared among threads, which wait for each other.
+            index = place.clamp(max=len(columns) - 1).flatten()
+            column = columns.index_select(0, index).view_as(place)
             count += (place < end) & (column >= c0) & (column < c1)
         return count
 
@@ -71,10 +75,6 @@ class Counts:
             first = torch.where(high, zeros[-1] + first - low_first, low_first)
             end = torch.where(high, zeros[-1] + end - low_end, low_end)
         return count
-
-
-# A draw for more rows of blocks than this is not laid out, and nothing is known of ranges.
-_MOST_BLOCKS = 1 << 20
 
 
 @final
@@ -156,7 +156,7 @@ class Random(Pattern):
 
     def verdict(self, q: Bounds, k: Bounds) -> Tensor:
         blocks = 0 if self.varies_by else blocks_of(self._length(), self.size)
-        if self.varies_by or blocks > _MOST_BLOCKS:
+        if self.varies_by or blocks > budgets.drawn_blocks:
             return super().verdict(q, k)
         return block_verdict(q, k, size=self.size, shape=(blocks, blocks), count=_counts(self))
 
@@ -218,7 +218,7 @@ class _Draw(NamedTuple):
         return word
 
 
-@lru_cache(maxsize=32)
+@remembered(32)
 def _counts(pattern: Random) -> Counts:
     """The blocks of a whole draw, ready to be counted."""
     with torch.inference_mode(False):

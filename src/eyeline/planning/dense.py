@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -23,15 +22,11 @@ T = TypeVar("T")
 
 
 def on_host(function: Callable[P, T]) -> Callable[P, T]:
-    """A decorator: new tensors are made on the CPU, by one thread, without gradients.
-
-    Planning is many short operations. To share one among threads gains little, and where other
-    programs keep a processor busy, waiting for the slowest thread makes it thirty times as long.
-    """
+    """A decorator: new tensors are made on the CPU, without gradients."""
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _one_thread(), torch.inference_mode():
+        with torch.inference_mode():
             if torch.get_default_device().type == "cpu":
                 return function(*args, **kwargs)
             with torch.device("cpu"):
@@ -40,14 +35,27 @@ def on_host(function: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+# Planning is many short operations. torch shares some of them among threads however short they
+# are: x[index] of a matrix, aminmax of an axis, repeat_interleave. Where other programs keep a
+# processor busy, each then waits for its slowest thread. These stand in for them.
+
+
+def rows_at(table: Tensor, index: Tensor) -> Tensor:
+    """table[index] of a matrix (n, columns), for an index or a bool mask (n,)."""
+    return table.index_select(0, index.nonzero()[:, 0] if index.dtype == torch.bool else index)
+
+
+def extremes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest along axis 1."""
+    return values.amin(1), values.amax(1)
+
+
+def repeated(counts: Tensor) -> Tensor:
+    """0 counts[0] times, then 1 counts[1] times, …"""
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    steps = counts.new_zeros(total + 1).index_add_(0, ends[:-1], torch.ones_like(ends[:-1]))
+    return steps.cumsum(0)[:total]
 
 
 # Plans that do not fit this machine's memory are refused before they are begun.

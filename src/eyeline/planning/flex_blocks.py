@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import FULL, PARTIAL, Pattern
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 # Which blocks of keys each row of blocks looks at: the tiles of a pattern, listed both ways.
-
-
-# PARTIAL blocks without a shared mask are looked at pair by pair up to this many pairs in all.
-_EVALUATED = 1 << 24
-_BATCH = 1 << 22
-# More blocks than this are not listed: making the lists takes about 64 bytes a block.
-_MOST_BLOCKS = 1 << 26
 
 
 @final
@@ -125,9 +119,9 @@ def _allowed(pattern: Pattern, q: Tokens, k: Tokens, tiling: Tiling) -> Tensor:
     masks = palette(pattern, q, k, tiling)
     allowed = torch.where(masks.code > 0, masks.count[masks.code], -1)
     unknown = (masks.code == 0).nonzero()[:, 0]
-    if len(unknown) * tiling.tile**2 > _EVALUATED:
+    if len(unknown) * tiling.tile**2 > budgets.block_pairs:
         return allowed
-    for some in unknown.split(max(_BATCH // tiling.tile**2, 1)):
+    for some in unknown.split(at_once(tiling.tile**2, budgets.block_batch)):
         found = evaluate(pattern, q, k, tiling.partial[some], tiling.tile)
         allowed[some] = found.sum((1, 2))
     return allowed
@@ -154,19 +148,15 @@ def _kept(rectangles: Tensor) -> Tensor:
 def _check_count(found: Blocks, pattern: Pattern, size: int) -> None:
     both = torch.cat([found.full, found.partial])
     count = int(((both[:, 1] - both[:, 0]) * (both[:, 3] - both[:, 2])).sum())
-    if count > _MOST_BLOCKS:
+    if count > budgets.blocks:
         raise InvalidArgument(
             f"{pattern} has {count:,} blocks of {size} × {size} pairs; listing them would take "
-            f"about {count * 64 / 2**30:.0f} GiB, and {_MOST_BLOCKS:,} are the most: "
+            f"about {count * 64 / 2**30:.0f} GiB, and {budgets.blocks:,} are the most: "
             f"a block_size of {2 * size} needs a quarter"
         )
 
 
 BLOCK = 128
-# Index tensors of up to this many entries are laid out in full, as torch does it.
-_LAID_OUT = 1 << 20
-# Larger ones are refused.
-_MOST_ENTRIES = 1 << 30
 
 
 def block_mask(
@@ -303,9 +293,9 @@ def _table(
 ) -> tuple[Tensor, Tensor]:
     """count (B, H, rows) and column (B, H, rows, columns), int32; a large second overlaps."""
     count = torch.stack([each.counts for each in lists])
-    whole = count.numel() * columns <= _LAID_OUT
+    whole = count.numel() * columns <= budgets.blocks_laid_out
     width = columns if whole else max(int(count.max()), 1)
-    if count.numel() * width > _MOST_ENTRIES:
+    if count.numel() * width > budgets.block_entries:
         raise InvalidArgument(
             f"a table of {count.numel():,} rows of up to {width:,} blocks takes "
             f"{count.numel() * width >> 28} GiB: a larger block_size, or fewer heads and batch rows"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from eyeline.planning.dense import repeated, rows_at
 from eyeline.planning.palette import Palette
 from eyeline.planning.parts import Gathered, Part, Run, Slab
 from eyeline.planning.refine import Tiling
@@ -101,7 +102,7 @@ def _segments(tiling: Tiling, palette: Palette, queries: int, keys: int) -> Segm
     rows, columns = -(-queries // tiling.tile), -(-keys // tiling.tile)
     row, first, edge = tiling.full.unbind(1)
     height = (row + edge).clamp(max=rows) - row
-    block = torch.repeat_interleave(height)
+    block = repeated(height)
     offset = torch.arange(len(block)) - (height.cumsum(0) - height)[block]
     end = (first + edge).clamp(max=columns)
     partial_row, partial_column = tiling.partial.unbind(1)
@@ -134,11 +135,11 @@ def _trimmed(
 ) -> Rectangles:
     tile, count = tiling.tile, last - start + 1
     stretch = begins.long().cumsum(0) - 1
-    box = palette.box[pieces.code.clamp(min=0)]
+    box = rows_at(palette.box, pieces.code.clamp(min=0))
     first, final = torch.zeros_like(begins), torch.zeros_like(begins)
     first[start], final[last] = True, True
     edge = {
-        how: torch.zeros_like(box[start, :2]).scatter_reduce(
+        how: torch.zeros_like(rows_at(box, start)[:, :2]).scatter_reduce(
             0, stretch[:, None].expand(-1, 2), box[:, :2], how, include_self=False
         )
         for how in ("amin", "amax")
@@ -192,7 +193,7 @@ def group(found: Rectangles) -> tuple[list[Run], list[Part]]:
     found = found.take(order)
     start, last = _chains(found.q0, _linked(found))
     alone = (last == start) | _accidental(found, start, last)
-    members = torch.repeat_interleave(alone, last - start + 1)
+    members = alone[repeated(last - start + 1)]
     return _runs(found, start[~alone], last[~alone]), _singles(found.take(members.nonzero()[:, 0]))
 
 
@@ -227,7 +228,7 @@ def _same_masks(found: Rectangles) -> Tensor:
     pieces = found.pieces
     count = found.segments
     same = found.known[1:] & found.known[:-1] & (count[1:] == count[:-1])
-    which = torch.repeat_interleave(torch.where(same, count[1:], 0))
+    which = repeated(torch.where(same, count[1:], 0))
     sizes = torch.where(same, count[1:], 0)
     offset = torch.arange(len(which)) - (sizes.cumsum(0) - sizes)[which]
     here, there = found.segment[1:][which] + offset, found.segment[:-1][which] + offset
@@ -274,7 +275,7 @@ def _singles(single: Rectangles) -> list[Part]:
         alone[alike] = False
         parts += _gathered(single.take(alike), *divmod(int(shapes[index]), 1 << 32))
     edges = (single.q0, single.k0, single.q1 - single.q0, single.k1 - single.k0)
-    table = torch.stack(edges, 1)[alone].tolist()
+    table = rows_at(torch.stack(edges, 1), alone).tolist()
     masked = single.masked[alone].tolist()
     return parts + [
         Slab(q0, k0, rows, columns, mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from eyeline.budgets import at_once, budgets
 from eyeline.errors import InvalidArgument
 from eyeline.patterns import Causal, Pattern
 from eyeline.patterns.ahead import never_looks_ahead
@@ -15,11 +16,8 @@ from eyeline.planning.planner import TILE, one_sequence
 from eyeline.planning.refine import Tiling, finer, refine
 from eyeline.tokens import Tokens, default_tokens
 
-# Tiles without a shared mask are evaluated this many entries at a time.
-_BATCH = 1 << 22
-# They are first split to this edge, tiles with so many entries in all at a time.
+# Tiles without a shared mask are first split to this edge.
 _SMALL = 8
-_SPLIT = 1 << 26
 # Most patterns that look ahead do so among the first tokens.
 _FIRST = 256
 
@@ -134,7 +132,7 @@ def _in_order(rule: Rule, q: Tokens, k: Tokens, tile: int, modulus: int) -> int:
     masks = palette(pattern, q, k, tiling)
     known = int(masks.count[masks.code].sum())
     unknown = tiling.partial[masks.code == 0]
-    for some in unknown.split(max(_SPLIT // tiling.tile**2, 1)):
+    for some in unknown.split(at_once(tiling.tile**2, budgets.split)):
         known += _one_by_one(pattern, q, k, some, tiling.tile, modulus)
     return known + _full_pairs(tiling, q.length, k.length)
 
@@ -146,7 +144,7 @@ def _one_by_one(
     halvings = max((tile // _SMALL).bit_length() - 1, 0)
     inner = finer(pattern, q, k, tiles, tile=tile, halvings=halvings, modulus=modulus)
     count = _full_pairs(inner, q.length, k.length)
-    for some in inner.partial.split(max(_BATCH // inner.tile**2, 1)):
+    for some in inner.partial.split(at_once(inner.tile**2, budgets.counted)):
         count += int(evaluate(pattern, q, k, some, inner.tile).count_nonzero())
     return count
 

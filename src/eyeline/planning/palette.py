@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from eyeline.budgets import at_once, budgets
+from eyeline.memory import remembered
 from eyeline.patterns import Pattern
 from eyeline.patterns.base import UNBOUNDED, UNKNOWN
+from eyeline.planning.dense import rows_at
 from eyeline.planning.refine import Tiling
 from eyeline.tokens import NOBODY, Points, Tokens
 
-# At most this many mask entries are evaluated ahead. Tiles beyond it count as unknown.
-_LARGEST_PALETTE = 1 << 24
-_AT_ONCE = 1 << 17
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
@@ -46,7 +45,7 @@ def palette(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tiling: Tiling
     if not len(examples):
         return Palette(code, box, solid, count)
     # Few at a time, so that positions and what is compared stay in the processor's cache.
-    some = tiling.partial[examples].split(max(_AT_ONCE // tile**2, 1))
+    some = rows_at(tiling.partial, examples).split(at_once(tile**2, budgets.evaluated))
     masks = torch.cat([evaluate(pattern, q_tokens, k_tokens, tiles, tile) for tiles in some])
     count = torch.cat([count, masks.view(torch.uint8).sum((1, 2), dtype=torch.int32)])
     boxes = torch.cat([_span(_some(masks, 2)), _span(_some(masks, 1))], 1)
@@ -87,11 +86,10 @@ def _some(masks: Tensor, axis: int) -> Tensor:
 
 def _span(used: Tensor) -> Tensor:
     """First and end index of the True in each row: (M, 2); (0, 0) where there is none."""
-    width = used.shape[1]
-    first = used.int().argmax(1)
-    end = width - used.flip(1).int().argmax(1)
-    none = ~used.any(1)
-    return torch.stack([first, end], 1).masked_fill(none[:, None], 0)
+    slot = torch.arange(used.shape[1], device=used.device)
+    end = torch.where(used, slot + 1, 0).amax(1)
+    first = torch.where(used, slot, used.shape[1]).amin(1)
+    return torch.stack([first.minimum(end), end], 1)
 
 
 def _codes(
@@ -111,13 +109,13 @@ def _codes(
     table = torch.stack([x.broadcast_to(row.shape) for x in columns], 1)
     known = (table != UNKNOWN).all(1)
     index = known.nonzero()[:, 0]
-    shared, examples = _group(table[index])
-    fits = examples[: _LARGEST_PALETTE // tiling.tile**2]
+    shared, examples = _group(rows_at(table, index))
+    fits = examples[: budgets.palette // tiling.tile**2]
     code[index] = torch.where(shared < len(fits), shared + 1, 0)
     return code, index[fits]
 
 
-@lru_cache(maxsize=8)
+@remembered(8)
 def _spacing(tokens: Tokens, tile: int) -> Tensor:
     """A number for each tile: equal where slots stand at equal distances from the tile's least.
 
@@ -151,7 +149,7 @@ def _group(table: Tensor) -> tuple[Tensor, Tensor]:
         key = key ^ (key >> 29)
     _, group, size = key.unique(return_inverse=True, return_counts=True)
     example = torch.zeros_like(size).scatter_(0, group, torch.arange(len(table)))
-    if not torch.equal(table, table[example[group]]):
+    if not torch.equal(table, rows_at(table, example[group])):
         _, group, size = table.unique(dim=0, return_inverse=True, return_counts=True)
         example = torch.zeros_like(size).scatter_(0, group, torch.arange(len(table)))
     order = size.argsort(descending=True, stable=True)

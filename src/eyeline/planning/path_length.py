@@ -7,6 +7,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.patterns import (
@@ -203,8 +204,6 @@ def _start(tokens: Tokens) -> int | None:
 LONGEST_SEARCH = 4096
 """The longest sequence that is searched; it takes n²/8 bytes for each doubling of the answer."""
 
-_ROWS = 256
-
 
 def max_path_length(
     pattern: Pattern | Countable,
@@ -308,7 +307,7 @@ def _apart(tokens: Tokens) -> list[Tokens]:
 def _edges(pattern: Pattern, tokens: Tokens) -> Tensor:
     """Whom each token hears after one layer, itself included, as bits: (n, bytes)."""
     keys, rows = tokens.points(axis=-1), []
-    for slots in torch.arange(tokens.length).split(_ROWS):
+    for slots in torch.arange(tokens.length).split(budgets.path_rows):
         heard = pattern.sees(tokens.at(slots[:, None]), keys).clone()
         heard[torch.arange(len(slots)), slots] = True
         rows.append(packed(heard))

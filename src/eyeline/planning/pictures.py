@@ -9,6 +9,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.checks import check_size
 from eyeline.patterns import EMPTY, FULL, PARTIAL, Bounds, Pattern
 from eyeline.patterns.base import UNKNOWN
@@ -26,10 +27,8 @@ from eyeline.tokens import NOBODY, Tokens
 
 
 _HEIGHT, _WIDTH = 8, 1024
-# No more strips than this in all, and in one tile; no more pairs are looked at one by one.
-_STRIPS = 1 << 17
+# No more strips than this in one tile.
 _MOST = 16
-_PAIRS = 1 << 22
 # Steps that spread places evenly over a square: powers of 1 / 1.32471…, the root of x³ = x + 1.
 _DOWN, _ACROSS = 0.7548776662466927, 0.5698402909980532
 # How the places shift from a tile to the next one below, and to the right: irrational, and
@@ -56,7 +55,7 @@ def _of_whole(pattern: Pattern, q: Tokens, k: Tokens, tiles: Tensor, edge: int) 
     while width > _WIDTH:
         width = -(-width // 2)
     shape = min(_HEIGHT, edge), width
-    strips = min(max(_STRIPS // max(len(tiles), 1), 1), _MOST)
+    strips = min(max(budgets.strips // max(len(tiles), 1), 1), _MOST)
     first = _places(tiles, edge, strips, shape)
     # Where the edge is no multiple of the strips', the last ones reach past it.
     first = first.minimum(first.new_tensor([q.length - shape[0], k.length - shape[1]]))
@@ -113,7 +112,9 @@ def _shared(
     _, code, met = _hashed(table).unique(return_inverse=True, return_counts=True)
     example = torch.zeros_like(met).scatter_(0, code, torch.arange(len(code)))
     known = (table[example] != UNKNOWN).all(1)
-    most = (met * known).argsort(descending=True)[: max(_PAIRS // (shape[0] * shape[1]), 1)]
+    most = (met * known).argsort(descending=True)[
+        : max(budgets.picture_pairs // (shape[0] * shape[1]), 1)
+    ]
     chosen = most[known[most]]
     found = torch.full(met.shape, -1.0, dtype=torch.float64)
     queries, keys = (first[example[chosen], i, None] + torch.arange(shape[i]) for i in range(2))
@@ -140,7 +141,7 @@ def _scattered(pattern: Pattern, q: Tokens, k: Tokens, first: Tensor, sides: Ten
     """
     if not len(first):
         return torch.zeros(0, dtype=torch.float64)
-    most = max(_PAIRS // len(first), 4)
+    most = max(budgets.picture_pairs // len(first), 4)
     tall, wide = sides.amax(0).tolist()
     height = min(tall, int(most**0.5))
     queries = _stretched(first[:, :1], sides[:, :1], height, _DOWN)
@@ -164,9 +165,6 @@ def _share(pattern: Pattern, q: Tokens, k: Tokens, queries: Tensor, keys: Tensor
 #
 # Verdicts tell which cells hold nothing and which hold everything. The others are split, from
 # coarse to fine, as long as there are few; what is then left undecided is sampled.
-
-# No more tiles than this are split, and no more pairs are counted one by one.
-_TILES = 1 << 17
 
 
 class Counts(NamedTuple):
@@ -210,7 +208,7 @@ def scanned(pattern: Pattern, q: Tokens, k: Tokens, *, tile: int, depth: int) ->
         whole = tiles[verdict == FULL]
         _add(count, whole >> depth - level, _area(sides, whole, level))
         tiles = tiles[verdict == PARTIAL]
-        if level == 0 or 4 * len(tiles) > _TILES:
+        if level == 0 or 4 * len(tiles) > budgets.picture_tiles:
             break
         tiles = _children(tiles, len(rows[level - 1]), len(columns[level - 1]))
     found, known = _undecided(sides, tiles, level)
@@ -259,7 +257,7 @@ def _finest(sides: _Sides, tiles: Tensor) -> tuple[Tensor, Tensor]:
     found = masks.count[masks.code].double()
     counted = torch.ones_like(found, dtype=torch.bool)
     rest = (masks.code == 0).nonzero()[:, 0]
-    if len(rest) * tile**2 <= _PAIRS:
+    if len(rest) * tile**2 <= budgets.picture_pairs:
         found[rest] = evaluate(pattern, q, k, tiles[rest], tile).sum((1, 2)).double()
         return found, counted
     found[rest] = sampled(pattern, q, k, tiles[rest], tile) * _area(sides, tiles[rest], 0)
@@ -270,8 +268,6 @@ def _finest(sides: _Sides, tiles: Tensor) -> tuple[Tensor, Tensor]:
 CELLS = 64
 """How many cells a picture has along its longer side, at most."""
 
-# Up to this many pairs are looked at one by one.
-_COUNTED = 1 << 21
 # The smallest tiles that cells are split into have at least this edge.
 _TILE = 64
 # In a terminal: rows of two cells.
@@ -338,7 +334,7 @@ def picture(
 @on_host
 def _made(pattern: Pattern, q: Tokens, k: Tokens, cells: int) -> Picture:
     cell = max(-(-max(q.length, k.length) // cells), 1)
-    if q.length * k.length <= _COUNTED:
+    if q.length * k.length <= budgets.picture_whole:
         return _picture(counted(pattern, q, k, cell), q.length, k.length, cell)
     depth = max((cell // _TILE).bit_length() - 1, 0)
     tile = -(-cell >> depth)

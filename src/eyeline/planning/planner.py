@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 
+import torch
+
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
+from eyeline.memory import remembered
 from eyeline.patterns import Pattern
-from eyeline.patterns.remember import remember
 from eyeline.planning.dense import check_memory, described, on_host, settled
 from eyeline.planning.layout import group, rectangles
 from eyeline.planning.orders import arrange
@@ -63,7 +67,7 @@ def one_sequence(
     return q_tokens, k_tokens
 
 
-@remember(maxsize=64)
+@remembered(64, unless=attrgetter("bound"))
 @on_host
 def planned(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, tile: int = TILE) -> Plan:
     """``plan`` for tokens that were checked, remembered by pattern and tokens."""
@@ -131,5 +135,11 @@ def _in_order(rule: Rule, q_tokens: Tokens, k_tokens: Tokens, tile: int, modulus
 def _with_mask(draft: Plan, part: Part) -> Part:
     if not isinstance(part, Run) or part.mask is None:
         return part
-    mask = draft.mask(part.q0, part.rows, part.k0, part.columns)
-    return dataclasses.replace(part, mask=None if bool(mask.all()) else mask)
+    mask = torch.empty(part.rows, part.columns, dtype=torch.bool)
+    whole = True
+    step = at_once(part.columns, budgets.evaluated)
+    for first in range(0, part.rows, step):
+        rows = mask[first : first + step]
+        rows.copy_(draft.mask(part.q0 + first, len(rows), part.k0, part.columns))
+        whole = whole and bool(rows.all())
+    return dataclasses.replace(part, mask=None if whole else mask)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from eyeline.memory import remembered
 from eyeline.patterns import EMPTY, FULL, PARTIAL, Bounds, Pattern
 from eyeline.patterns.base import UNBOUNDED
+from eyeline.planning.dense import extremes, rows_at
 from eyeline.tokens import NOBODY, Tokens
 
 # The bounds of every tile of a sequence, of pairs of tiles, pairs of pairs, up to the whole.
@@ -32,7 +33,7 @@ class Level:
         return len(self.table)
 
     def take(self, index: Tensor) -> Level:
-        return Level(self.table[index], self.named, self.modulus)
+        return Level(rows_at(self.table, index), self.named, self.modulus)
 
     @property
     def bounds(self) -> Bounds:
@@ -56,7 +57,7 @@ class Level:
         return self.table[:, -1] > 0
 
 
-@lru_cache(maxsize=8)
+@remembered(8)
 def pyramid(
     tokens: Tokens, tile: int, modulus: int = 1, most: int | None = None
 ) -> tuple[Level, ...]:
@@ -75,7 +76,7 @@ def pyramid(
 def _finest(tokens: Tokens, tile: int, modulus: int) -> Level:
     columns = _columns(tokens, tile, modulus)
     position = columns["position"]
-    ends = [bound for column in columns.values() for bound in column.aminmax(dim=1)]
+    ends = [bound for column in columns.values() for bound in extremes(column)]
     holes = ends[0] == NOBODY
     table = torch.stack([*ends, ends[1] != NOBODY, holes], 1)
     for index in holes.nonzero()[:, 0].split(1 << 16):
@@ -114,7 +115,7 @@ def _halve(level: Level) -> Level:
     table = level.table
     if len(table) % 2:
         table = torch.cat([table, table[-1:]])
-    least, most = table.view(-1, 2, table.shape[1]).aminmax(dim=1)
+    least, most = extremes(table.view(-1, 2, table.shape[1]))
     table = most.clone()
     lower = slice(0, 2 * len(level.named), 2)  # every other column of the ends is a least one
     table[:, lower] = least[:, lower]
@@ -170,8 +171,8 @@ def refine(
     full: list[Tensor] = []
     for level in reversed(range(start + 1)):
         verdict = verdicts(pattern, rows[level], columns[level], frontier)
-        whole = frontier[verdict == FULL]
-        frontier = frontier[verdict == PARTIAL]
+        whole = rows_at(frontier, verdict == FULL)
+        frontier = rows_at(frontier, verdict == PARTIAL)
         full.append(torch.cat([whole << level, torch.full_like(whole[:, :1], 1 << level)], 1))
         edge = tile << level
         most = _MOST_TILES * (len(rows[0]) + len(columns[0]))
@@ -201,7 +202,7 @@ def finer(
     for level in reversed(range(halvings)):
         tiles = _children(tiles, len(rows[level]), len(columns[level]))
         verdict = verdicts(pattern, rows[level], columns[level], tiles)
-        whole, tiles = tiles[verdict == FULL], tiles[verdict == PARTIAL]
+        whole, tiles = (rows_at(tiles, verdict == kind) for kind in (FULL, PARTIAL))
         full.append(torch.cat([whole << level, torch.full_like(whole[:, :1], 1 << level)], 1))
     return Tiling(edge, torch.cat(full), tiles, rows[0], columns[0])
 
@@ -232,4 +233,4 @@ def _mostly_full(full: list[Tensor], partial: int, level: int) -> bool:
 def _children(tiles: Tensor, rows: int, columns: int) -> Tensor:
     corner = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]], device=tiles.device)
     children = (2 * tiles[:, None, :] + corner).view(-1, 2)
-    return children[(children[:, 0] < rows) & (children[:, 1] < columns)]
+    return rows_at(children, (children[:, 0] < rows) & (children[:, 1] < columns))

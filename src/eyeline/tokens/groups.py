@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eyeline.tokens.ordering import CPU, Ordering, remembered, sorted_by
+from eyeline.memory import traced
+from eyeline.tokens.ordering import CPU, Ordering, remembered_by_tokens, sorted_by
 from eyeline.tokens.tokens import NOBODY, Tokens
 
 PoolBy = Literal["mean", "max", "sum"]
@@ -92,7 +93,7 @@ class ByDocument:
         return chunks
 
 
-@remembered
+@remembered_by_tokens
 def by_document(tokens: Tokens, device: torch.device = CPU) -> ByDocument:
     """The tokens by document and position, and what documents there are."""
     ordering, host = sorted_by(tokens, "documents", "positions"), tokens.host
@@ -189,7 +190,7 @@ class PositionBlocks:
         return PositionBlocks(self.ordering.to(device), self.size, *moved, self.tokens)
 
 
-@remembered
+@remembered_by_tokens
 def position_blocks(tokens: Tokens, size: int, device: torch.device = CPU) -> PositionBlocks:
     """Raises InvalidArgument for two tokens of a document at one position."""
     host = tokens.host
@@ -230,7 +231,7 @@ def blocks_of_slots(length: int, size: int, device: torch.device = CPU) -> Posit
         places = torch.arange(count * size, device=device)
         slots = torch.where(places < length, places, NOBODY)[None]
         numbers = torch.arange(count, device=device)[None]
-        whole = not torch.compiler.is_compiling() and length % size == 0
+        whole = not traced() and length % size == 0
         ordering = Ordering(slots, places[None, :length], True, whole, True)
         ends = Tokens(torch.arange(1, count + 1, device="cpu") * size - 1)
         return PositionBlocks(ordering, size, numbers, torch.zeros_like(numbers), ends)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property, wraps
 from typing import NamedTuple, ParamSpec, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
+from eyeline.memory import remembered, traced
 from eyeline.tokens.tokens import NOBODY, Tokens
 
 P = ParamSpec("P")
@@ -23,16 +24,16 @@ CPU = torch.device("cpu")
 _LAST = torch.iinfo(torch.int64).max
 
 
-def remembered(function: Callable[P, T]) -> Callable[P, T]:
+def remembered_by_tokens(function: Callable[P, T]) -> Callable[P, T]:
     """A decorator for what is made of tokens: the last results are kept, for training too."""
 
-    @lru_cache(maxsize=64)
+    @remembered(64)
     @wraps(function)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
         with torch.inference_mode(False):
             return function(*args, **kwargs)
 
-    return made  # type: ignore[return-value]
+    return made
 
 
 @final
@@ -104,7 +105,7 @@ class Ordering:
             return _picked(x, self.slots, axis, whole=self.whole)
         missing = self.slots.shape[1] - x.shape[axis]
         # A graph that asks whether any are missing would hold for such lengths only.
-        if not torch.compiler.is_compiling() and not missing:
+        if not traced() and not missing:
             return x
         padded: Tensor = torch.nn.functional.pad(x, (*[0, 0] * (x.dim() - 1 - axis), 0, missing))
         return padded
@@ -154,14 +155,14 @@ def _picked(x: Tensor, index: Tensor, axis: int, *, whole: bool) -> Tensor:
 # Sorted tokens: the real ones first, each row's padding at its end.
 
 
-@remembered
+@remembered_by_tokens
 def real_slots(tokens: Tokens, device: torch.device = CPU) -> Tensor | None:
     """bool (R, L), which slots are no padding; None if none is."""
     real = torch.atleast_2d(tokens.host.positions) != NOBODY
     return None if bool(real.all()) else real.to(device)
 
 
-@remembered
+@remembered_by_tokens
 def sorted_by(tokens: Tokens, *names: str, device: torch.device = CPU) -> Ordering:
     """The real tokens of each row by some of their columns, the first one counting most.
 
@@ -185,7 +186,7 @@ def sorted_by(tokens: Tokens, *names: str, device: torch.device = CPU) -> Orderi
 # Neighbours, and positions counted anew: what is asked of positions within documents.
 
 
-@remembered
+@remembered_by_tokens
 def neighbours(tokens: Tokens, offset: int, device: torch.device = CPU) -> Ordering:
     """Each slot takes the token of its document at its own position + offset, if there is one."""
     host = tokens.host

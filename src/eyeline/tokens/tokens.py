@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eyeline.errors import InvalidArgument
+from eyeline.memory import remembered, remembered_property, traced
 
 NOBODY = -1
 LARGEST = 1 << 60
@@ -205,7 +205,7 @@ class Tokens:
         named = self.documents, self.segments, self.encoding_positions
         return self if all(x is None for x in named) else self._bare
 
-    @cached_property
+    @remembered_property
     def _bare(self) -> Tokens:
         return Tokens(self.positions)
 
@@ -234,7 +234,7 @@ class Tokens:
         """The slots of one batch row. Equal rows are the same object, so they share a plan."""
         return self if self.batch is None else self._rows[index]
 
-    @cached_property
+    @remembered_property
     def _rows(self) -> tuple[Tokens, ...]:
         if not self.length:  # torch.unique has no answer for empty rows
             return (self.mapped(lambda column: column[0]),) * len(self.positions)
@@ -246,7 +246,7 @@ class Tokens:
             rows.append(self.mapped(lambda _, column=column: next(column)))  # type: ignore[misc]
         return tuple(rows[index] for index in which.tolist())
 
-    @cached_property
+    @remembered_property
     def host(self) -> Tokens:
         """The same slots in the memory of the CPU, where plans are made."""
         return self if self.positions.device.type == "cpu" else self.mapped(Tensor.cpu)
@@ -279,7 +279,7 @@ def default_tokens(queries: int, keys: int) -> tuple[Tokens, Tokens]:
     return _default_tokens(queries, keys)
 
 
-@lru_cache(maxsize=256)
+@remembered(256)
 def _default_tokens(queries: int, keys: int) -> tuple[Tokens, Tokens]:
     key_tokens = Tokens.arange(0, keys)
     if queries == keys:
@@ -294,7 +294,7 @@ def _check(name: str, tensor: Tensor) -> None:
             f"{name} must be int64 of shape (L,) or (B, L), "
             f"got {tensor.dtype} {tuple(tensor.shape)}"
         )
-    if tensor.device.type != "cpu" or not tensor.numel() or torch.compiler.is_compiling():
+    if tensor.device.type != "cpu" or not tensor.numel() or traced():
         return  # a GPU is not waited for; a graph has no numbers before it runs
     least, most = (int(bound) for bound in tensor.aminmax())
     if least < NOBODY or most >= LARGEST:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -134,12 +133,14 @@ class RowOrder:
         self._sizes, self._seed = torch.tensor(sizes), seed
         self._edges = _edges(sorted(sizes), batch_tokens)
         self.count = len(self._edges) - 1
-        self._epoch = lru_cache(maxsize=1)(self._drawn)
+        self._last = (0, self._drawn(0))
 
     def at(self, step: int) -> list[int]:
         """The rows of step 1, 2, …."""
         epoch, index = divmod(step - 1, self.count)
-        rows, order = self._epoch(epoch)
+        if epoch != self._last[0]:
+            self._last = epoch, self._drawn(epoch)
+        rows, order = self._last[1]
         batch = order[index]
         return rows[self._edges[batch] : self._edges[batch + 1]]
 

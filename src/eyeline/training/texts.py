@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, final
@@ -191,12 +190,14 @@ class Windows:
         total = int(self._windows.sum())
         self.rows = min(rows, total)
         self.count = total // self.rows
-        self._order = lru_cache(maxsize=1)(self._ordered)
+        self._last = (-1, self._starts)
 
     def at(self, step: int, share: slice = slice(None)) -> Tensor:
         """The batch of step 1, 2, …: int64 (rows, length + 1), or the rows of a share."""
         epoch, index = divmod(step - 1, self.count)
-        starts = self._order(epoch)[index * self.rows : (index + 1) * self.rows][share]
+        if epoch != self._last[0]:
+            self._last = epoch, self._ordered(epoch)
+        starts = self._last[1][index * self.rows : (index + 1) * self.rows][share]
         slots = starts[:, None] + torch.arange(self._length + 1)
         return self._ids[slots].long()
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from eyeline.budgets import budgets
 from eyeline.checks import probability
 from eyeline.errors import NotSupported
 from eyeline.exact import attention
@@ -22,8 +23,6 @@ from eyeline.mechanisms.extra import all_weights, looked
 from eyeline.patterns import Pattern
 from eyeline.tokens import Tokens
 
-# Weights are returned for so many pairs of a head, at most.
-_MOST_PAIRS = 1 << 22
 PARAMETERS = (
     "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias",
     "bias_k", "bias_v",
@@ -199,9 +198,9 @@ class TorchAttention(nn.Module):
 
 
 def _check_few(sizes: Sizes) -> None:
-    if sizes.queries * sizes.keys > _MOST_PAIRS:
+    if sizes.queries * sizes.keys > budgets.returned_weights:
         raise NotSupported(
             f"need_weights=True for {sizes.queries:,} queries and {sizes.keys:,} keys: weights are "
-            f"returned for up to {_MOST_PAIRS:,} pairs. Call with need_weights=False; "
+            f"returned for up to {budgets.returned_weights:,} pairs. Call with need_weights=False; "
             "sparse_attention_weights and column_sums in eyeline.exact.weights need no n²"
         )

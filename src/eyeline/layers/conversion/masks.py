@@ -6,15 +6,14 @@ turned round here, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from eyeline.errors import InvalidArgument, NotSupported
+from eyeline.exact.operator import recent_tokens
+from eyeline.memory import remembered, traced
 from eyeline.patterns import Causal, Explicit, Full, Pattern
 from eyeline.tokens import NOBODY, Tokens, default_tokens
 
@@ -64,7 +63,7 @@ def pattern_of_call(
         )
     if is_causal and queries == keys:
         pattern = _joined(pattern, Causal())
-        if torch.compiler.is_compiling():
+        if traced():
             return pattern  # the hint is believed there, so that no mask is kept
     if attn_mask is not None:
         found = pattern_of_mask(attn_mask, batch=sizes.batch, heads=sizes.heads)
@@ -98,9 +97,6 @@ def _joined(pattern: Pattern, rule: Pattern) -> Pattern:
     return rule if isinstance(pattern, Full) else pattern & rule
 
 
-T = TypeVar("T")
-
-
 def pattern_of_mask(attn_mask: Tensor, *, batch: int = 1, heads: int = 1) -> Pattern:
     """The pattern that allows what torch's attn_mask does not forbid.
 
@@ -126,10 +122,7 @@ def pattern_of_mask(attn_mask: Tensor, *, batch: int = 1, heads: int = 1) -> Pat
 
     _check_fixed("attn_mask", attn_mask)
 
-    def find() -> Pattern:
-        return _pattern(_allowed("attn_mask", attn_mask), heads)
-
-    return _remembered(attn_mask, ("attn_mask", heads), find)
+    return _pattern_of(attn_mask, heads)
 
 
 def tokens_of_padding(
@@ -150,37 +143,39 @@ def tokens_of_padding(
             f"key_padding_mask {tuple(key_padding_mask.shape)}: its shape is (N, S) or (S,)"
         )
     _check_fixed("key_padding_mask", key_padding_mask)
-    keys = _remembered(key_padding_mask, ("keys", 0), lambda: _keys(key_padding_mask))
+    keys = _keys(key_padding_mask)
     if keys is None:
         return None, None
     asked = queries if queries is not None else keys.length
-    if torch.compiler.is_compiling():  # nothing is remembered there
+    if traced():  # nothing is remembered there
         start = keys.length - asked if keys.length > asked else 0
         return Tokens.arange(start, start + asked), keys
     return default_tokens(asked, keys.length)[0], keys
 
 
+@remembered(64, weak=True)
+def _pattern_of(attn_mask: Tensor, heads: int) -> Pattern:
+    """All layers are given the same mask."""
+    return _pattern(_allowed("attn_mask", attn_mask), heads)
+
+
+@remembered(64, weak=True)
 def _keys(key_padding_mask: Tensor) -> Tokens | None:
     real = _allowed("key_padding_mask", key_padding_mask)
-    if torch.compiler.is_compiling():
+    if traced():
         slots = torch.arange(real.shape[-1], device=real.device)
         return Tokens(torch.where(real, slots, NOBODY))
     if bool(real.all()):
         return None
-    return _padded(tuple(real.shape), bytes(real.flatten().tolist()))
-
-
-@lru_cache(maxsize=64)
-def _padded(shape: tuple[int, ...], real: bytes) -> Tokens:
-    """Remembered by content: batches that are padded alike share their plans."""
-    mask = torch.frombuffer(bytearray(real), dtype=torch.bool).view(shape)
-    return Tokens(torch.where(mask, torch.arange(shape[-1]), NOBODY))
+    slots = torch.arange(real.shape[-1], device=real.device)
+    # Batches that are padded alike share their plans.
+    return recent_tokens(torch.where(real, slots, NOBODY), None)
 
 
 def _pattern(allowed: Tensor, heads: int) -> Pattern:
     if allowed.dim() == 3:
         allowed = allowed.unflatten(0, (-1, heads))
-    if torch.compiler.is_compiling():
+    if traced():
         return Explicit(allowed)
     if allowed.dim() == 4:
         allowed = _fewest(allowed)
@@ -212,7 +207,7 @@ def _allowed(name: str, mask: Tensor) -> Tensor:
         raise InvalidArgument(f"{name} is {mask.dtype}: torch's masks are bool or floating")
     allowed = mask == 0
     known = (allowed | (mask == -torch.inf)).all()
-    if torch.compiler.is_compiling():  # a graph has no numbers before it runs
+    if traced():  # a graph has no numbers before it runs
         torch._assert_async(known, f"{name} holds numbers other than 0 and -inf")
     elif not bool(known):
         raise NotSupported(
@@ -247,17 +242,3 @@ def _check_rank_3(mask: Tensor, batch: int, heads: int) -> None:
         "mask.repeat_interleave(num_heads, 0) for a mask for each batch row, "
         "mask.repeat(N, 1, 1) for one for each head"
     )
-
-
-_found: Any = WeakTensorKeyDictionary()
-
-
-def _remembered(mask: Tensor, use: tuple[str, int], find: Callable[[], T]) -> T:
-    """find(), once for a tensor, its version and its use: all layers are given the same mask."""
-    if torch.compiler.is_compiling() or mask.is_inference():  # it has no version
-        return find()
-    known = _found.setdefault(mask, {})
-    if use not in known or known[use][0] != mask._version:
-        known[use] = (mask._version, find())
-    result: T = known[use][1]
-    return result

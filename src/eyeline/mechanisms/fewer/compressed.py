@@ -17,6 +17,7 @@ from eyeline.kernels.merge import merge
 from eyeline.mechanisms.base import Causality, Heads, Mechanism, register
 from eyeline.mechanisms.fewer.linformer import check_keys
 from eyeline.mechanisms.routed.clusters import lloyd, means
+from eyeline.memory import traced
 from eyeline.patterns import Causal, Chunks, Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in, of_pattern
 from eyeline.tokens import Tokens, default_tokens
@@ -337,6 +338,6 @@ def _known(pattern: Pattern, by: str, local: bool) -> Pattern:
 
 def _said(pattern: Pattern, q: Tokens, k: Tokens) -> tuple[Tokens | None, Tokens | None]:
     """The tokens; none where they make no difference, which more kernels serve."""
-    if pattern.compares_positions or torch.compiler.is_compiling():
+    if pattern.compares_positions or traced():
         return q, k
     return (None, None) if real_slots(q) is None and real_slots(k) is None else (q, k)

@@ -14,10 +14,11 @@ from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact import attention, attention_weights
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
 from eyeline.mechanisms.base import Heads, Mechanism, ProjectsLast, register
+from eyeline.memory import traced
 from eyeline.patterns import Full, Pattern
 from eyeline.planning.cost import Asked, Work, numbers_in
 from eyeline.tokens import Tokens, default_tokens
-from eyeline.tokens.ordering import Ordering, real_slots, remembered
+from eyeline.tokens.ordering import Ordering, real_slots, remembered_by_tokens
 
 Sharing = Literal["none", "heads", "key_value"]
 """Which projections are one: each head has two of its own; all heads share two; or they share one
@@ -236,7 +237,7 @@ def _only_full(pattern: PatternLike) -> Full:
     return rule
 
 
-@remembered
+@remembered_by_tokens
 def _at_positions(tokens: Tokens, limit: int, device: torch.device) -> Ordering:
     """Place p holds the token that stands at position p; there are 1 + the highest position."""
     positions = torch.atleast_2d(tokens.host.positions)
@@ -251,7 +252,7 @@ def _at_positions(tokens: Tokens, limit: int, device: torch.device) -> Ordering:
 
 def check_keys(name: str, *tokens: Tokens) -> None:
     """Raise NotSupported for packed documents, which fewer keys would mix, and inside a graph."""
-    if torch.compiler.is_compiling():
+    if traced():
         raise NotSupported(
             "fewer keys are made by looking up where tokens stand, which a graph does not know "
             "before it runs: compile with fullgraph=False, and these layers run as they are"

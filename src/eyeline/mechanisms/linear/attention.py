@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable
-from functools import cache
 from typing import final
 
 import torch
@@ -22,6 +21,7 @@ from eyeline.mechanisms.linear.fold import folded
 from eyeline.mechanisms.linear.in_order import in_order
 from eyeline.mechanisms.linear.scan import CHUNK, Scan, causal_scan, scanned, stepped
 from eyeline.mechanisms.linear.sums import Sums, no_sums
+from eyeline.memory import remembered
 from eyeline.patterns import Causal, Full, Pattern
 from eyeline.planning.cost import Asked, Work
 from eyeline.tokens import NOBODY, Tokens, default_tokens
@@ -181,7 +181,7 @@ def _taken(x: Tensor, slots: Tensor) -> Tensor:
     return x.gather(2, index)
 
 
-@cache
+@remembered(4)
 def _untraced() -> Callable[[Call, FeatureMap], Tensor]:
     """``_run``, kept from torch.compile, which would trace every piece."""
     run: Callable[[Call, FeatureMap], Tensor] = torch.compiler.disable(_run)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from eyeline.budgets import budgets
 from eyeline.checks import wide_dtype
 from eyeline.mechanisms.linear.features import FeatureMap
 from eyeline.mechanisms.linear.sums import (
@@ -26,9 +27,6 @@ from eyeline.mechanisms.linear.sums import (
     total_slope,
     with_ones,
 )
-
-# What one slice of single rows takes, in elements.
-_ROWS = 1 << 23
 
 
 class Marks(NamedTuple):
@@ -191,7 +189,7 @@ def _again(
     """The same pairs, where ``rows`` is True from the exponents of all features of each pair."""
     chunk, features = fk.shape[-2:]
     allowed = allowed.expand(*fk.shape[:3], chunk, chunk)
-    places = rows.nonzero().split(max(_ROWS // (chunk * features), 1))
+    places = rows.nonzero().split(max(budgets.single_rows // (chunk * features), 1))
     found = [
         checkpoint(_row, fq, fk, ones, allowed, place, use_reentrant=False) for place in places
     ]

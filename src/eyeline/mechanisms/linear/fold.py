@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyeline.budgets import budgets
 from eyeline.mechanisms.linear.chunks import Marks, dense_linear
 from eyeline.mechanisms.linear.features import FeatureMap
 from eyeline.mechanisms.linear.scan import start, trained
@@ -23,9 +24,6 @@ from eyeline.mechanisms.linear.sums import (
     total_slope,
     with_ones,
 )
-
-# What the features of one piece take, in elements.
-_PIECE = 1 << 20
 
 
 def folded(
@@ -177,7 +175,7 @@ def _keys(
 
 def _pieces(x: Tensor, sums: Sums) -> Iterator[slice]:
     batch, heads, length, _ = x.shape
-    step = max(_PIECE // max(batch * heads * sum(sums.total.shape[-2:]), 1), 16)
+    step = max(budgets.folded // max(batch * heads * sum(sums.total.shape[-2:]), 1), 16)
     return (slice(first, min(first + step, length)) for first in range(0, length, step))
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from eyeline.mechanisms.linear.chunks import Marks
 from eyeline.tokens import NOBODY, Tokens
 from eyeline.tokens.groups import by_document
-from eyeline.tokens.ordering import real_slots, remembered, sorted_by
+from eyeline.tokens.ordering import real_slots, remembered_by_tokens, sorted_by
 
 
 class Order(NamedTuple):
@@ -30,7 +30,7 @@ class Order(NamedTuple):
     place: Tensor | None = None
 
 
-@remembered
+@remembered_by_tokens
 def in_order(q: Tokens, k: Tokens, *, causal: bool) -> Order:
     """causal: a query attends to keys at its position and before, else to all of its document."""
     marks = _as_they_are(q.host) if causal and q is k else None

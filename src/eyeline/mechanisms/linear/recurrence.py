@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import wide_dtype
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import check_call
@@ -23,8 +24,6 @@ from eyeline.patterns import Causal
 from eyeline.tokens import Tokens
 
 CHUNK = 64
-# What the pairs and states of one piece take, in elements.
-_PIECE = 1 << 21
 
 
 def decayed_linear_attention(
@@ -182,7 +181,7 @@ def _pieces(state: Tensor, query: Tensor) -> list[int]:
     """How many tokens each piece has; what does not fill a chunk is the last."""
     batch, count, length, _ = query.shape
     row = batch * count * (CHUNK * (2 * CHUNK + 2 * query.shape[3]) + state.shape[2:].numel())
-    step = max(_PIECE // max(row, 1), 1) * CHUNK
+    step = at_once(row, budgets.recurred) * CHUNK
     whole = length - length % CHUNK
     sizes = [step] * (whole // step) + ([whole % step] if whole % step else [])
     return sizes + ([length - whole] if whole < length else [])

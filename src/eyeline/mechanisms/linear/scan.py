@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import wide_dtype
 from eyeline.mechanisms.linear.chunks import Marks, chunk_slopes, dense_linear, run_chunks
 from eyeline.mechanisms.linear.features import FeatureMap
@@ -26,8 +27,6 @@ from eyeline.mechanisms.linear.sums import (
 )
 
 CHUNK = 64
-# What the pairs and features of one piece take, in elements.
-_PIECE = 1 << 20
 
 
 class Scan(NamedTuple):
@@ -104,7 +103,7 @@ def _pieces(heads: tuple[Tensor, ...], sums: Sums) -> Iterator[tuple[int, int, i
     batch, count, length, _ = heads[0].shape
     features, width = sums.total.shape[-2:]
     row = batch * count * CHUNK * (CHUNK + 2 * features + 2 * width)
-    step = max(_PIECE // max(row, 1), 1) * CHUNK
+    step = at_once(row, budgets.scanned) * CHUNK
     whole = length - length % CHUNK
     for first in range(0, whole, step):
         yield first, min(first + step, whole), CHUNK

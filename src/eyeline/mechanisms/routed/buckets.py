@@ -5,26 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import check_size
 from eyeline.errors import InvalidArgument
 from eyeline.hashing import absorb, seeded
 from eyeline.kernels.route import Route
+from eyeline.memory import remembered
 from eyeline.tokens import NOBODY, Tokens
 from eyeline.tokens.groups import ByDocument, by_document
-from eyeline.tokens.ordering import remembered
+from eyeline.tokens.ordering import remembered_by_tokens
 
 # Hashing by random rotations: vectors that point the same way fall into the same bucket.
 
 
-# Working memory of one piece of products, in bytes.
-_BUDGET = 4 << 20
 # Up to so many buckets one rotation has them all.
 _ONE = 16
 
@@ -67,7 +66,7 @@ def hashed(x: Tensor, factors: Factors, *, rounds: int, seed: int) -> Tensor:
     half = [_half(factor) for factor in factors]
     turns = [rotations(seed, heads, rounds, n, most, width) for n, (_, most) in enumerate(half)]
     a_token = max(batch * heads * rounds * max((most for _, most in half), default=1) * 8, 1)
-    step = max(_BUDGET // a_token, 1)
+    step = at_once(a_token, budgets.hashed)
     for first in range(0, length, step):
         part = slice(first, first + step)
         piece, found = x[:, :, part].to(_wide(x)).mT, torch.zeros_like(bucket[..., part])
@@ -79,7 +78,7 @@ def hashed(x: Tensor, factors: Factors, *, rounds: int, seed: int) -> Tensor:
     return bucket
 
 
-@lru_cache(maxsize=64)
+@remembered(64)
 def rotations(seed: int, heads: int, rounds: int, number: int, columns: int, width: int) -> Tensor:
     """(heads, rounds, columns, width), float32: normal numbers, each a function of its own place.
 
@@ -287,7 +286,7 @@ def _at(slots: Tensor, places: Tensor) -> Tensor:
     return slots.gather(3, ranks.clamp(min=0)).masked_fill_(ranks == NOBODY, NOBODY)
 
 
-@remembered
+@remembered_by_tokens
 def _places(tokens: Tokens, size: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Which rank stands at each place, and the document it is of, where there are several."""
     line = by_document(tokens)
@@ -298,7 +297,7 @@ def _places(tokens: Tokens, size: int, device: torch.device) -> tuple[Tensor, Te
     return places.to(device), document.masked_fill(places == NOBODY, NOBODY).to(device)
 
 
-@remembered
+@remembered_by_tokens
 def _own_factors(hashing: Hashing, tokens: Tokens) -> Factors:
     """Those of each slot's document; numbers where all are alike."""
     line = by_document(tokens)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import check_size, probability, wide_dtype
 from eyeline.errors import NotSupported
 from eyeline.exact.attention import attention, attention_with_lse
@@ -23,7 +24,7 @@ from eyeline.mechanisms.routed.attend import (
     told,
 )
 from eyeline.mechanisms.routed.best import among_greatest
-from eyeline.mechanisms.routed.clusters import at_once, centre_tokens, clustered, means
+from eyeline.mechanisms.routed.clusters import centre_tokens, clustered, means
 from eyeline.patterns import Full, Pattern
 from eyeline.planning import pairs
 from eyeline.planning.cost import Asked, Work
@@ -64,7 +65,7 @@ def _together(centres: ByDocument, keys: ByDocument) -> list[tuple[Tensor, Tenso
 
 def _best(centres: Tensor, keys: Tensor, count: int) -> Tensor:
     """The places (H, c, count) of the keys, in their order."""
-    step = at_once(keys.shape[0] * keys.shape[1])
+    step = at_once(keys.shape[0] * keys.shape[1], budgets.numbers)
     parts = [among_greatest(some @ keys.mT, count) for some in centres.split(step, 1)]
     return torch.cat(parts, 1).sort(2).values
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import widened
 from eyeline.tokens import NOBODY, Tokens
 from eyeline.tokens.groups import by_document
@@ -18,17 +19,6 @@ def unit(x: Tensor) -> Tensor:
     wide = widened(x)
     length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return (wide / length.masked_fill(length == 0.0, 1.0)).to(x.dtype)
-
-
-# How much is computed at once where the whole would take memory that grows with L · C.
-
-# So many numbers are held at once, about: 8 MiB of float32, which stay in a processor's cache.
-_NUMBERS = 1 << 21
-
-
-def at_once(numbers: int) -> int:
-    """How many things of so many numbers each are held together, at least one."""
-    return max(_NUMBERS // max(numbers, 1), 1)
 
 
 # Which centre each vector is nearest to, and sums and means of those that chose the same.
@@ -42,7 +32,7 @@ def nearest(x: Tensor, centres: Tensor, live: Tensor | None = None) -> Tensor:
     shift = centres.square().sum(-1) / 2
     if live is not None:
         shift = shift.masked_fill(~live, torch.inf)
-    parts = x.split(at_once(shift.numel()), 1)
+    parts = x.split(at_once(shift.numel(), budgets.numbers), 1)
     # On CPUs max is three times as fast as argmax.
     found = [(part @ centres.mT - shift.unsqueeze(1)).max(2).indices for part in parts]
     return torch.cat(found, 1)

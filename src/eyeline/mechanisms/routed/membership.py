@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.budgets import at_once, budgets
 from eyeline.kernels.route import Route
 from eyeline.mechanisms.routed.best import among_greatest
-from eyeline.mechanisms.routed.clusters import at_once
 from eyeline.tokens import NOBODY, Tokens
 from eyeline.tokens.groups import ByDocument, by_document
 
@@ -116,7 +116,7 @@ def _of_row(
     """One batch row, x (H, n, E): slots (H, C, W)."""
     if not len(who.slots):
         return who.slots.new_empty(*centroids.shape[:2], 0)
-    shares, size = who.shares(window), at_once(centroids.shape[1] * len(who.slots))
+    shares, size = who.shares(window), at_once(centroids.shape[1] * len(who.slots), budgets.numbers)
     starts = range(0, len(x), size)
     found = [
         _of_heads(
@@ -133,7 +133,7 @@ def _of_heads(
 ) -> Tensor:
     """A few heads, or some centroids of one head at a time: places in ``who`` (H, C, W)."""
     there = who.ordering.take(x, 1).mT
-    step = at_once(len(x) * len(who.slots))
+    step = at_once(len(x) * len(who.slots), budgets.numbers)
     parts, leading = [], _Leading(x, len(who.slots))
     for first in range(0, centroids.shape[1], step):
         similar = centroids[:, first : first + step] @ there

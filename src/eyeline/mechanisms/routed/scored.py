@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import widened
 from eyeline.patterns import EMPTY, FULL, Pattern
 from eyeline.planning.dense import settled
@@ -23,8 +24,8 @@ from eyeline.tokens import Tokens
 # Patterns are asked about ranges of keys, and pair by pair only where a range is allowed in part.
 
 
-# So many pairs are held at once, but rather more than fewer rows than this.
-_PAIRS, _FEWEST_ROWS = 1 << 20, 16
+# Rather more pairs are held at once than fewer rows than this.
+_FEWEST_ROWS = 16
 # Keys are left out, or found to be allowed to all, in ranges of this many.
 _RANGE = 128
 
@@ -43,12 +44,12 @@ class Span(NamedTuple):
 
 def rows_of(width: int) -> int:
     """How many queries are looked at together, if each has so many pairs."""
-    return max(_PAIRS // max(width, 1), _FEWEST_ROWS)
+    return max(budgets.scored // max(width, 1), _FEWEST_ROWS)
 
 
 def times_together(pairs: int) -> int:
     """How many times so many pairs are made together."""
-    return max(_PAIRS // max(pairs, 1), 1)
+    return at_once(pairs, budgets.scored)
 
 
 def spans(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyeline.budgets import budgets
 from eyeline.checks import check_number, check_size, probability
 from eyeline.errors import InvalidArgument, NotSupported
 from eyeline.exact.call import Call, PatternLike, as_pattern, check_call
@@ -25,9 +26,6 @@ from eyeline.tokens import Tokens, default_tokens
 
 _ITERATIONS, _TEMPERATURE = 8, 0.75
 
-# So many rows of the matrix at a time: the fewer, the closer to half of the work.
-_ROWS = 64
-
 
 def beside(p: Tensor, x: Tensor, lower: bool) -> Tensor:
     """[x, p x]: p (B, H, N, N) and x (B, H, N, E) to (B, H, N, 2, E).
@@ -40,7 +38,7 @@ def beside(p: Tensor, x: Tensor, lower: bool) -> Tensor:
 
 def parts(count: int, lower: bool) -> list[tuple[int, int]]:
     """Rows first to end of p, whose columns are 0 from ``end`` on."""
-    step = _ROWS if lower else max(count, 1)
+    step = budgets.mixed_rows if lower else max(count, 1)
     return [(i, min(i + step, count)) for i in range(0, count, step)]
 
 

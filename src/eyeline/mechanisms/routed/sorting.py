@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from eyeline.budgets import at_once, budgets
 from eyeline.checks import wide_dtype
-from eyeline.mechanisms.routed.clusters import at_once
 from eyeline.tokens import NOBODY, Tokens
 from eyeline.tokens.groups import PositionBlocks, position_blocks
-from eyeline.tokens.ordering import remembered
+from eyeline.tokens.ordering import remembered_by_tokens
 
 # Sinkhorn normalisation: scores to a matrix whose rows and columns sum to 1, causal or not.
 
@@ -36,7 +36,7 @@ def balanced(scores: Tensor, may: Tensor, *, iterations: int, causal: bool = Fal
     counts as 247 below (30 in float32), so that no sum vanishes in rounding. Sinkhorn 1964; Tay et
     al. 2020, "Sparse Sinkhorn Attention".
     """
-    count = at_once(2 * scores.shape[-1] ** 2)  # of float64
+    count = at_once(2 * scores.shape[-1] ** 2, budgets.numbers)  # of float64
     wide = wide_dtype(scores)
     if not scores.numel():
         return scores.to(wide)
@@ -170,7 +170,7 @@ class Sorting:
         return x.gather(2, index.view(shape).expand(-1, x.shape[1], -1, *x.shape[3:]))
 
 
-@remembered
+@remembered_by_tokens
 def sorting(q: Tokens, k: Tokens, size: int, causal: bool, device: torch.device) -> Sorting:
     """Raises InvalidArgument for two tokens of a document at one position."""
     asking, keys = position_blocks(q, size), position_blocks(k, size)
