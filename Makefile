@@ -49,5 +49,5 @@ clean:
 	touch $@
 
 .venv/.dev: .venv/.app
-	$(INSTALL) '.[app,transformers,dev]'
+	$(INSTALL) '.[app,dev]'
 	touch $@

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from limits import pytest_runtest_protocol as pytest_runtest_protocol
+
 # No timing in tests; and the same examples wherever a change is judged.
 settings.register_profile("eyeline", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("eyeline")

@@ -290,7 +290,6 @@ class Tokenizer:
         `messages`: each with a "role" and a "content". With `reply`, the text ends where the
         model's answer begins. Encode it with `special=True`.
         """
-
         if self._spec.chat_template is None:
             raise NotSupported(f"{self._source}: the model has no chat template; write plain text")
         return render(self._spec.chat_template, messages, special=self._spec.special, reply=reply)

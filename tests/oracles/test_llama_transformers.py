@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pydoc_data.topics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def mine(model_file: Path) -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def real(model_file: Path) -> Iterator[Any]:
+def real(model_file: Path) -> Any:
     """The same file as transformers reads it; its own entrance also wants `accelerate`."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -100,7 +99,7 @@ def real(model_file: Path) -> Iterator[Any]:
     model = transformers.LlamaForCausalLM(model.config)
     missing = model.load_state_dict(read["tensors"], strict=False)
     assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys
-    yield model.eval()
+    return model.eval()
 
 
 @pytest.mark.model
