@@ -103,11 +103,11 @@ class Size:
 
 
 SIZES = [
-    Size("files", lambda: len(FILES), 222, 200),
-    Size("lines", lambda: sum(file_lines()), 38_700, 37_000),
-    Size("median file", lambda: median(file_lines()), 172, 150),
+    Size("files", lambda: len(FILES), 226, 200),
+    Size("lines", lambda: sum(file_lines()), 40_000, 37_000),
+    Size("median file", lambda: median(file_lines()), 176, 150),
     Size("files under 40 lines", lambda: len(small_files()), 7, 7),
-    Size("modules imported by one other", lambda: len(imported_once()), 62, 50),
+    Size("modules imported by one other", lambda: len(imported_once()), 64, 50),
     Size("class names used twice", lambda: len(class_names()), 26, 6),
     Size("file names used twice", lambda: len(file_names()), 12, 12),
     Size("circles", lambda: len(circles()), 3, 1),
