@@ -15,7 +15,7 @@ from eyeline.kernels.route_pieces import Routed
 from eyeline.kernels.routed import run
 from eyeline.mechanisms.routed.attend import coverage, routed_attention, routed_attention_with_lse
 from eyeline.tokens import NOBODY, default_tokens
-from routed_oracle import dense, meetings
+from routing.route_oracle import dense, meetings
 
 B, H, HK, L, S, E = 2, 6, 3, 23, 29, 5
 PATTERNS = [Full(), Causal(), Causal() & ~Window(0, 0)]

@@ -21,7 +21,7 @@ from eyeline.kernels.routed import run
 from eyeline.scores import ALiBi, Dropout, ScoreMod, Shaw, Softcap
 from eyeline.testing.cases import trained
 from eyeline.tokens import NOBODY
-from routed_oracle import meetings
+from routing.route_oracle import meetings
 from scores.formulas import BATCH, HEADS, KEY_HEADS, MODS, WIDTH, Call, dense
 
 N = 19

@@ -13,7 +13,7 @@ from eyeline.kernels.route_pieces import Routed
 from eyeline.scores import Dropout
 from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
-from routed_oracle import dense, meetings
+from routing.route_oracle import dense, meetings
 
 B, H, HK, L, S, E = 2, 6, 3, 23, 29, 5
 FULL = Full()

@@ -17,7 +17,7 @@ from eyeline.patterns import DocumentsApart, Window
 from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
-from routed_oracle import meetings
+from routing.route_oracle import meetings
 
 B, H, HK, L, E, EV, C, K = 2, 6, 3, 23, 5, 3, 4, 5
 

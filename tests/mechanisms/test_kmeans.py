@@ -27,7 +27,7 @@ from eyeline.mechanisms.routed.kmeans import KMeans, kmeans_attention
 from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
-from routed_oracle import dense, meetings
+from routing.route_oracle import dense, meetings
 
 B, H, HK, L, E, EV, C, W = 2, 6, 3, 23, 5, 3, 4, 7
 FULL = Full()

@@ -17,7 +17,7 @@ from eyeline.planning.cost import Asked
 from eyeline.testing import Claims, check_mechanism
 from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import NOBODY, default_tokens
-from routed_oracle import dense, meetings
+from routing.route_oracle import dense, meetings
 
 B, H, L, E = 2, 3, 37, 5
 FULL, CAUSAL = Full(), Causal()

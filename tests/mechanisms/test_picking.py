@@ -35,7 +35,7 @@ from eyeline.testing import Claims, check_mechanism
 from eyeline.testing.kernel import largest_tensor
 from eyeline.tokens import default_tokens
 from layers.dense import drawn, random
-from routed_oracle import dense, meetings
+from routing.route_oracle import dense, meetings
 
 B, H, HK, L, S, E = 2, 4, 2, 19, 23, 5
 FULL, CAUSAL = Full(), Causal()

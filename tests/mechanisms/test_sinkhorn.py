@@ -18,7 +18,7 @@ from eyeline.mechanisms.routed.sinkhorn import Sinkhorn, sinkhorn_attention
 from eyeline.planning.cost import Asked
 from eyeline.testing.kernel import largest_tensor
 from layers.dense import drawn, random
-from sinkhorn_oracle import attended, blocks_of, means
+from routing.sinkhorn_oracle import attended, blocks_of, means
 
 B, H, HK, L, E = 2, 6, 3, 13, 5
 KINDS = [(network, pattern) for network in ("pairs", "table") for pattern in (Full(), Causal())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,11 +17,10 @@ from eyeline.tokens import Tokens
 from models.test_config import HF
 from models.test_llama import test_logits_equal_the_plain_model as equals_the_plain_model
 from models.test_llama import test_steps_equal_one_run as steps_equal_one_run
+from mutants.planting import Patch, Plant, Suite, assert_caught
 
-Patch = pytest.MonkeyPatch
 
-
-def rotary_ignores_the_cache_offset(patch: Patch) -> Callable[[], None]:
+def rotary_ignores_the_cache_offset(patch: Patch) -> Suite:
     right = Rotary.tables
 
     def tables(self: Rotary, positions: Tensor, *, dtype: torch.dtype) -> Any:
@@ -32,7 +30,7 @@ def rotary_ignores_the_cache_offset(patch: Patch) -> Callable[[], None]:
     return lambda: steps_equal_one_run(streaming(5, 3), 2, False)
 
 
-def rotary_reads_the_other_layout(patch: Patch) -> Callable[[], None]:
+def rotary_reads_the_other_layout(patch: Patch) -> Suite:
     def swapped(self: Rotary, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.head_dim // 2, 2).flip(-1).flatten(-2)
 
@@ -40,7 +38,7 @@ def rotary_reads_the_other_layout(patch: Patch) -> Callable[[], None]:
     return lambda: equals_the_plain_model(Causal(), lambda i, j: j <= i)
 
 
-def config_window_off_by_one(patch: Patch) -> Callable[[], None]:
+def config_window_off_by_one(patch: Patch) -> Suite:
     patch.setattr(llama, "sliding_window", lambda size: sliding_window(size + 1))
 
     def suite() -> None:
@@ -49,13 +47,13 @@ def config_window_off_by_one(patch: Patch) -> Callable[[], None]:
     return suite
 
 
-def evicts_one_key_early(patch: Patch) -> Callable[[], None]:
+def evicts_one_key_early(patch: Patch) -> Suite:
     right = Pattern.needed
     patch.setattr(Pattern, "needed", lambda self, keys, at: right(self, keys, at + 1))
     return lambda: check_cache(Evicting, sliding_window(7))
 
 
-def forgets_the_sinks(patch: Patch) -> Callable[[], None]:
+def forgets_the_sinks(patch: Patch) -> Suite:
     right = Pattern.needed
 
     def needed(self: Pattern, keys: Tokens, at: int | Tensor) -> Tensor:
@@ -65,7 +63,7 @@ def forgets_the_sinks(patch: Patch) -> Callable[[], None]:
     return lambda: check_cache(Evicting, streaming(7, 3))
 
 
-def stored_in_the_slot_before(patch: Patch) -> Callable[[], None]:
+def stored_in_the_slot_before(patch: Patch) -> Suite:
     right = Growing.append
 
     def append(self: Growing, layer: int, key: Tensor, value: Tensor) -> Any:
@@ -82,12 +80,8 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
-def test_a_test_catches_it(plant: Callable[[Patch], Callable[[], None]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        suite = plant(patch)
-        with pytest.raises(AssertionError):
-            suite()
-    suite()  # what failed was the fault, not the suite
+def test_a_test_catches_it(plant: Plant) -> None:
+    assert_caught(plant)
 
 
 @pytest.mark.parametrize("kind", [Growing, Evicting])

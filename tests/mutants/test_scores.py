@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +29,9 @@ from eyeline.scores import (
 from eyeline.scores.columns import Diagonals, Listed
 from eyeline.testing.cases import scored_cases
 from eyeline.testing.kernel import parity
+from mutants.planting import Patch, Plant, Suite, assert_caught
 from scores import test_dropout, test_formulas
 from scores.formulas import MODS
-
-Patch = pytest.MonkeyPatch
-Suite = Callable[[], None]
 
 
 def formulas(name: str) -> Suite:
@@ -294,9 +291,5 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
-def test_the_suite_catches_it(plant: Callable[[Patch], Suite]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        suite = plant(patch)
-        with pytest.raises(AssertionError):
-            suite()
-    suite()  # what failed was the fault, not the suite
+def test_the_suite_catches_it(plant: Plant) -> None:
+    assert_caught(plant)

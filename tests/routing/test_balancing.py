@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eyeline.mechanisms.routed.sorting import balanced
 from layers.dense import random
-from sinkhorn_oracle import doubly_stochastic
+from routing.sinkhorn_oracle import doubly_stochastic
 
 N = 7
 MEMBERS = [(0, 0), (0, 2), (0, 3), (1, 3), (1, 5), (1, 6), (1, 7)]

@@ -22,7 +22,7 @@ from eyeline.mechanisms.routed.clusters import (
 )
 from eyeline.tokens import NOBODY, default_tokens
 from layers.dense import random
-from routed_oracle import meetings
+from routing.route_oracle import meetings
 
 B, H, L, S, E = 2, 3, 23, 29, 5
 

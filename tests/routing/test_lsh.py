@@ -16,7 +16,7 @@ from eyeline.errors import InvalidArgument
 from eyeline.mechanisms.routed.buckets import Hashing, factors, factors_about, hashed, rotations
 from eyeline.tokens import NOBODY
 from eyeline.tokens.groups import by_document
-from routed_oracle import meetings
+from routing.route_oracle import meetings
 
 B, H, A, E = 2, 3, 2, 5
 BY = pytest.mark.parametrize("by", ["chunks", "buckets"])

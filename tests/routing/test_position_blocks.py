@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from eyeline import Tokens
 from eyeline.errors import InvalidArgument
 from eyeline.tokens import groups
-from sinkhorn_oracle import blocks_of
+from routing.sinkhorn_oracle import blocks_of
 
 
 @settings(max_examples=60, deadline=None)
