@@ -353,7 +353,6 @@ def test_names_and_classes_are_no_score_modifiers() -> None:
             attention(Q, K, V, score_mod=wrong)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torch_jit_is_refused_by_name() -> None:
     with pytest.raises(NotSupported, match=r"torch\.export"):
         torch.jit.trace(lambda q: attention(q, K, V), Q)
