@@ -310,7 +310,7 @@ def _unhashable(key: tuple[Any, ...], error: TypeError) -> InvalidArgument | Typ
 
 
 @final
-class remembered_property(Generic[T]):
+class remembered_property(Generic[T]):  # noqa: N801, used like functools.cached_property
     """A property that is computed once, as ``functools.cached_property``, but not while traced."""
 
     def __init__(self, function: Callable[[Any], T]) -> None:

@@ -149,7 +149,6 @@ def test_any_rule_in_any_steps(rule: Pattern, steps: list[int], short: int, kind
         (Causal() & (Window(9, 0) | Sinks(700)), 710),
         (Causal() | Sinks(5), None),
         (Causal() & ~Window(3, 0), None),
-        (Causal(), None),
         (Causal() & Sinks(11), 12),
         (Causal() & Strided(8), None),
         (Causal() & Dilated(64, 3, 0), 192 + 1),

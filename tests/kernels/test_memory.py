@@ -33,7 +33,7 @@ PACKED = Tokens.packed([1000, 8, 1, 2048, 90], length=LENGTH)
     "pattern",
     [
         sliding_window(256), streaming(256, 4), Window(100, 100), Causal(), Full(), Chunks(300),
-        Causal() | Sinks(40), ~Window(50, 50), Causal(),
+        Causal() | Sinks(40), ~Window(50, 50),
         Causal() & Strided(64), sparse_transformer(64), sparse_transformer(64, "fixed"),
         Dilated(16, 20, 20), longformer(50, [3, 777, 4000]), Grid(4099, 1, 30),
         Predicate(lambda b, h, q, k: (q - k) % 7 == 0, per_batch=False, per_head=False),

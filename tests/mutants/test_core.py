@@ -95,7 +95,7 @@ def documents_full_across_an_edge(patch: Patch) -> Suite:
     patch.setattr(
         SameSegment, "verdict",
         lambda self, q, k: from_tests(
-            full=(q.document_min == k.document_min), some=q.document_min <= k.document_max
+            full=(q.segment_min == k.segment_min), some=q.segment_min <= k.segment_max
         ),
     )  # fmt: skip
     return pattern_suite(SameSegment())
