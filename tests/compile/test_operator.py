@@ -20,7 +20,7 @@ from eyeline.scores import T5Bias, TransformerXL
 POSITIONS = Tokens.padded([13, 9], length=13).positions
 NOTHING: dict[str, Any] = {
     "q_positions": None, "k_positions": None, "q_documents": None, "k_documents": None,
-    "seed": None, "tables": [], "bound": [], "pattern": "causal & window(left=3, right=0)",
+    "q_segments": None, "k_segments": None, "seed": None, "tables": [], "bound": [], "pattern": "causal & window(left=3, right=0)",
     "leaves": "", "steps": "", "numbers": [0.3],
 }  # fmt: skip
 CALLS: dict[str, dict[str, Any]] = {
@@ -34,6 +34,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "bound": [torch.ones(13, 13, dtype=torch.bool).tril()], "pattern": "explicit(#0)",
         "leaves": "explicit", "q_positions": POSITIONS, "k_positions": POSITIONS,
         "q_documents": POSITIONS % 2, "k_documents": POSITIONS % 2,
+        "q_segments": POSITIONS % 3, "k_segments": POSITIONS % 3,
     },
 }  # fmt: skip
 
@@ -51,9 +52,9 @@ def test_torch_finds_the_operator_in_order(name: str, with_lse: bool) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_torch_finds_the_derivative_in_order(name: str) -> None:
     given = [x.detach() if isinstance(x, Tensor) else x for x in arguments(name)]
-    given[8] = [table.detach() for table in given[8]]
+    given[10] = [table.detach() for table in given[10]]
     out, lse = attention_operator(*given, "auto", True)
-    wanted = [index % 2 == 0 for index, _ in enumerate(given[8])]
+    wanted = [index % 2 == 0 for index, _ in enumerate(given[10])]
     rest = wanted, out, lse, torch.ones_like(out), torch.ones_like(lse)
     torch.library.opcheck(backward_operator, (*given, *rest))
 
