@@ -167,7 +167,7 @@ def test_clear_forgets_everything() -> None:
     q = torch.randn(1, 2, 600, 4)
     before = attention(q, q, q, sliding_window(5))
     names = {row.name for row in memory.report().kept}
-    assert {"planning.planner.planned", "tokens._default_tokens"} <= names
+    assert {"planning.planner.planned", "tokens.tokens._default_tokens"} <= names
     assert "planning.planner.planned" in str(memory.report())
     memory.clear()
     assert memory.report().kept == () and memory.report().bytes == 0

@@ -91,8 +91,16 @@ def _inlined(function: Callable[P, T]) -> Callable[P, T]:
     After a graph break it would compile it alone, with ``is_compiling`` true for ever. This is
     ``torch._dynamo.skip``, whose import takes a second.
     """
-    action = _compiler._FrameAction
-    alone = _compiler._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    return _by_itself(function, _compiler._FrameAction.DEFAULT)
+
+
+def _eager(function: Callable[P, T]) -> Callable[P, T]:
+    """As ``_inlined``, and all that it calls runs as it is: what is kept is no part of a graph."""
+    return _by_itself(function, _compiler._FrameAction.SKIP)
+
+
+def _by_itself(function: Callable[P, T], inside: Any) -> Callable[P, T]:
+    alone = _compiler._FrameExecStrategy(_compiler._FrameAction.SKIP, inside)
     _compiler.set_code_exec_strategy(function.__code__, alone)
     return function
 
@@ -274,6 +282,7 @@ def remembered(
     return decorate
 
 
+@_eager
 def _computed(table: _Table, key: Any, compute: Callable[[], T]) -> T:
     if traced() or _recording() is not None:
         return compute()
@@ -317,7 +326,7 @@ class remembered_property(Generic[T]):  # noqa: N801, used like functools.cached
         self.func, self._name = function, function.__name__
         self.__doc__ = function.__doc__
 
-    @_inlined
+    @_eager
     def __get__(self, owner: Any, kind: type | None = None) -> T:
         if owner is None:
             return self  # type: ignore[return-value]

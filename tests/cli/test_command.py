@@ -52,7 +52,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
         (["generate", ""], "prompt is empty"),
         (["generate", "no/such/file", "Hi"], "no/such/file: no such file"),
         (["generate", "Smollm", "Hi"], "nearest known name is SmolLM2-135M-Instruct"),
-        (["generate", "Hi", "--pattern", "casual"], "unknown pattern 'casual'.*'causal', at ch"),
+        (["generate", "Hi", "--pattern", "casual"], "unknown pattern 'casual'.*'causal'.*, at ch"),
         (["generate", "Hi", "--pattern", "causal & ("], "at character 11: causal & \\(▶"),
         (["generate", "Hi", "--pattern", "~" * 20_000], "20,000 characters; the limit is 10,000"),
         (["generate", "Hi", "--pattern", "(" * 1000], "nested deeper than"),

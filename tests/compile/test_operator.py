@@ -20,7 +20,8 @@ from eyeline.scores import T5Bias, TransformerXL
 POSITIONS = Tokens.padded([13, 9], length=13).positions
 NOTHING: dict[str, Any] = {
     "q_positions": None, "k_positions": None, "q_documents": None, "k_documents": None,
-    "q_segments": None, "k_segments": None, "seed": None, "tables": [], "bound": [], "pattern": "causal & window(left=3, right=0)",
+    "q_segments": None, "k_segments": None, "seed": None, "tables": [], "bound": [],
+    "pattern": "causal & window(left=3, right=0)",
     "leaves": "", "steps": "", "numbers": [0.3],
 }  # fmt: skip
 CALLS: dict[str, dict[str, Any]] = {

@@ -154,7 +154,7 @@ def test_one_module_in_two_layers_shares_a_cache_and_no_state() -> None:
 
 
 def test_a_mechanism_is_given_the_layers_input() -> None:
-    check_mechanism(lambda: Gated(), Claims(weights_sum_to_one=False, keeps_documents_apart=False))
+    check_mechanism(lambda: Gated(), Claims(weights_sum_to_one=False))
     layer, x = MultiHeadAttention(12, 3, mechanism=Gated()).double(), torch.randn(2, 5, 12).double()
     plain = MultiHeadAttention(12, 3, mechanism=Exact(CAUSAL)).double()
     plain.load_state_dict(layer.state_dict())
@@ -335,7 +335,7 @@ def densely(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def test_a_dense_definition_finds_what_no_property_does() -> None:
-    claims = Claims(lengths=(15,), keeps_documents_apart=False)
+    claims = Claims(lengths=(15,))
     check_mechanism(OwnBlockAndFirst, claims, reference=densely)
     check_mechanism(lambda: OwnBlockAndFirst(forgotten=True), claims)
     with pytest.raises(AssertionError, match="equals_its_reference, 15 tokens: not what"):

@@ -87,9 +87,9 @@ def the_last_slot_has_no_place(patch: Patch) -> Suite:
 
 def results_are_put_back_in_the_wrong_order(patch: Patch) -> Suite:
     def place(x: Tensor, order: Ordering | None, *, empty: float = 0.0) -> Tensor:
-        if order is None or len(order.slots) < x.shape[1]:
+        if order is None or order.slots.shape[1] < x.shape[1]:
             return x
-        return x[:, : len(order.places)]
+        return x[:, : order.places.shape[1]]
 
     patch.setattr(pieces, "place", place)
     return suite(SPARSE)

@@ -136,11 +136,6 @@ def kept_buckets_stay_when_rows_are_exchanged(patch: Patch) -> Suite:
     return mechanism_lsh.test_kept_buckets_follow_the_cache
 
 
-def documents_have_one_label(patch: Patch) -> Suite:
-    patch.setattr(membership, "_documents", lambda slots, documents: torch.zeros_like(slots))
-    return mechanism_kmeans.test_documents_are_routed_apart
-
-
 def long_vectors_are_nearer(patch: Patch) -> Suite:
     patch.setattr(kmeans, "unit", lambda x: x)
     return mechanism_kmeans.test_the_loss_and_its_gradient
@@ -179,7 +174,7 @@ MUTANTS = [
     keys_are_as_long_as_they_are, tokens_meet_themselves, the_chunk_before_is_left_out,
     buckets_join_at_their_edges, the_number_of_buckets_grows_with_the_text,
     opposite_directions_are_one_bucket, kept_buckets_stay_when_rows_are_exchanged,
-    documents_have_one_label, long_vectors_are_nearer, the_last_centroid_of_a_few_wins,
+    long_vectors_are_nearer, the_last_centroid_of_a_few_wins,
     centroids_shrink, members_are_the_least_similar, columns_are_divided_by_later_rows,
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from eyeline.tokens.ordering import (
     neighbours,
     real_slots,
     recount,
-    remembered,
+    remembered_by_tokens,
     sorted_by,
 )
 
@@ -192,7 +192,7 @@ def test_what_inference_remembers_serves_training() -> None:
 def test_what_is_remembered_is_made_once() -> None:
     made = []
 
-    @remembered
+    @remembered_by_tokens
     def count(tokens: Tokens) -> int:
         made.append(tokens)
         return len(made)
