@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from eyeline import dense_mask, streaming
 from eyeline.encodings import Rotary
 from eyeline.layers import Block, FeedForward, MultiHeadAttention, Stack
-from eyeline.mechanisms import Exact
+from eyeline.mechanisms import Exact, Mechanism
 from eyeline.tokens import Tokens
 
 WIDTH, HEADS, LAYERS = 48, 3, 4
@@ -23,7 +23,7 @@ PATTERN = streaming(61, 3)
 pytestmark = pytest.mark.slow
 
 
-class Dense(nn.Module):
+class Dense(Mechanism):
     """What a user would write: torch's attention with a bool mask."""
 
     def __init__(self) -> None:
