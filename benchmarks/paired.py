@@ -234,6 +234,7 @@ def _compare(asked: argparse.Namespace) -> None:
         shown = [1e3 * times[name].median for name in ("now", "before")]
         report.rows.append([case, *shown, slower.value])
         report.most(case, slower.value, "×", SLOWER)
+    report.notes.append("what others used holds the two processes that are compared.")
     report.finish()
 
 
